@@ -9,28 +9,33 @@ from prunekit.lazy_names import lazy_names
 from prunekit.version import __version__
 
 if TYPE_CHECKING:
-    from prunekit import gradients, loops
-    from prunekit.anatomy.cost import Cost, cost
-    from prunekit.anatomy.inspection import Report, inspect
-    from prunekit.anatomy.layers import register_layer
-    from prunekit.anatomy.weight_spec import WeightSpec
-    from prunekit.core import distribution
-    from prunekit.delivery.export import export
-    from prunekit.delivery.integer_report import IntegerExport, IntegerExportError
-    from prunekit.delivery.quantization_callback import QuantizationCallback
-    from prunekit.delivery.quantization_training import Quantizer
-    from prunekit.delivery.quantizing import Quantized, quantize
-    from prunekit.delivery.sensitivity import SensitivityReport
-    from prunekit.delivery.shrinking import shrink
-    from prunekit.delivery.signal_plot import signal_picture
-    from prunekit.delivery.sweeps import SweepReport
+    from prunekit.anatomy.cost.cost import Cost, cost
+    from prunekit.anatomy.cost.inspection import Report, inspect
+    from prunekit.anatomy.layers.layers import register_layer
+    from prunekit.anatomy.layers.weight_spec import WeightSpec
+    from prunekit.core.training import distribution
+    from prunekit.delivery.integers.integer_report import IntegerExport, IntegerExportError
+    from prunekit.delivery.plots.signal_plot import signal_picture
+    from prunekit.delivery.reports.sensitivity import SensitivityReport
+    from prunekit.delivery.reports.sweeps import SweepReport
     from prunekit.initialization import initializers
-    from prunekit.recipe.loader import RecipeError, load_recipe
-    from prunekit.recipe.runner import ExpectationFailed, Result, compress
-    from prunekit.recipe.schema import Recipe
-    from prunekit.recipe.sensitivity import sensitivity
-    from prunekit.recipe.sweep import sweep
-    from prunekit.recipe.workers import Jobs
+    from prunekit.operations.choose_bits import choose_bits
+    from prunekit.operations.export import export
+    from prunekit.operations.prune import prune
+    from prunekit.operations.prune_in_rounds import prune_in_rounds
+    from prunekit.operations.quantization_callback import QuantizationCallback
+    from prunekit.operations.quantization_training import Quantizer
+    from prunekit.operations.quantize import Quantized, quantize
+    from prunekit.operations.remove_blocks import remove_blocks
+    from prunekit.operations.remove_zero_channels import remove_zero_channels
+    from prunekit.operations.sensitivity import sensitivity
+    from prunekit.operations.shrink import shrink
+    from prunekit.operations.simplify import simplify
+    from prunekit.recipe.run.runner import ExpectationFailed, Result, compress
+    from prunekit.recipe.settings.schema import Recipe
+    from prunekit.recipe.sweep.sweep import sweep
+    from prunekit.recipe.sweep.workers import Jobs
+    from prunekit.recipe.text.loader import RecipeError, load_recipe
     from prunekit.sparsity.allocation import ERK, LAMP, Global, Uniform
     from prunekit.sparsity.channel_scores import Apoz, BatchNormalizationScale, GeometricMedian, MeanActivation
     from prunekit.sparsity.gradient_scores import Fisher, GraSP, OptimalBrainDamage, Snip, SynFlow, Taylor
@@ -46,30 +51,26 @@ if TYPE_CHECKING:
     )
     from prunekit.sparsity.scores import L2, Custom, Magnitude, Movement, Random, Wanda
     from prunekit.sparsity.sensitivity_allocation import SensitivityAllocation
-    from prunekit.techniques.pruning.callbacks import PruningCallback
-    from prunekit.techniques.pruning.keep_zeros import KeepZeros
-    from prunekit.techniques.pruning.layer_error import LayerErrorAllocation
-    from prunekit.techniques.pruning.mask_store import LeakError
-    from prunekit.techniques.pruning.once_sparse import OnceSparse
-    from prunekit.techniques.pruning.one_shot import prune
-    from prunekit.techniques.pruning.pruner import Pruner
-    from prunekit.techniques.pruning.regrow import SET, RigL
-    from prunekit.techniques.pruning.rounds import RoundsReport, prune_in_rounds
-    from prunekit.techniques.pruning.sparsegpt import OutputError, SparseGPT
-    from prunekit.techniques.pruning.straight_through import StraightThrough
-    from prunekit.techniques.pruning.structure_decay import StructureDecay
-    from prunekit.techniques.quantize.bit_choice import BitChoice
-    from prunekit.techniques.quantize.bit_search import choose_bits
+    from prunekit.techniques.pruning.after_training.rounds import RoundsReport
+    from prunekit.techniques.pruning.masks.mask_store import LeakError
+    from prunekit.techniques.pruning.policies.layer_error import LayerErrorAllocation
+    from prunekit.techniques.pruning.policies.regrow import SET, RigL
+    from prunekit.techniques.pruning.policies.sparsegpt import OutputError, SparseGPT
+    from prunekit.techniques.pruning.policies.straight_through import StraightThrough
+    from prunekit.techniques.pruning.policies.structure_decay import StructureDecay
+    from prunekit.techniques.pruning.training.callbacks import PruningCallback
+    from prunekit.techniques.pruning.training.keep_zeros import KeepZeros
+    from prunekit.techniques.pruning.training.once_sparse import OnceSparse
+    from prunekit.techniques.pruning.training.pruner import Pruner
+    from prunekit.techniques.quantize.bits.bit_choice import BitChoice
+    from prunekit.techniques.quantize.grids.ranges import MeanSquaredError, MinMax, Percentile
     from prunekit.techniques.quantize.quantization_report import QuantizationReport
-    from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, Percentile
-    from prunekit.techniques.shrink.block_removal import remove_blocks
-    from prunekit.techniques.shrink.block_report import BlocksReport
-    from prunekit.techniques.shrink.channel_penalties import GroupLasso, GrowingRegularization
-    from prunekit.techniques.shrink.groups_report import GroupsReport, channel_groups
-    from prunekit.techniques.shrink.shrink_report import ShrinkReport
-    from prunekit.techniques.shrink.shrinking import remove_zero_channels
-    from prunekit.techniques.shrink.simplify_report import SimplifyReport
-    from prunekit.techniques.shrink.simplifying import simplify
+    from prunekit.techniques.shrink.channels.channel_penalties import GroupLasso, GrowingRegularization
+    from prunekit.techniques.shrink.channels.groups_report import GroupsReport, channel_groups
+    from prunekit.techniques.shrink.channels.shrink_report import ShrinkReport
+    from prunekit.techniques.shrink.graph.simplify_report import SimplifyReport
+    from prunekit.techniques.shrink.layers.block_report import BlocksReport
+    from prunekit.training_tools import gradients, loops
 
 __all__ = [
     "Apoz",
@@ -169,33 +170,78 @@ __all__ = [
 ]
 
 _MODULES = {
-    "prunekit": ("gradients", "loops"),
-    "prunekit.anatomy.cost": ("Cost", "cost"),
-    "prunekit.anatomy.inspection": ("Report", "inspect"),
-    "prunekit.anatomy.layers": ("register_layer",),
-    "prunekit.anatomy.weight_spec": ("WeightSpec",),
-    "prunekit.core": ("distribution",),
-    "prunekit.delivery.export": ("export",),
-    "prunekit.delivery.integer_report": ("IntegerExport", "IntegerExportError"),
-    "prunekit.delivery.quantization_callback": ("QuantizationCallback",),
-    "prunekit.delivery.quantization_training": ("Quantizer",),
-    "prunekit.delivery.quantizing": ("Quantized", "quantize"),
-    "prunekit.delivery.sensitivity": ("SensitivityReport",),
-    "prunekit.delivery.shrinking": ("shrink",),
-    "prunekit.delivery.signal_plot": ("signal_picture",),
-    "prunekit.delivery.sweeps": ("SweepReport",),
+    "prunekit.anatomy.cost.cost": (
+        "Cost",
+        "cost",
+    ),
+    "prunekit.anatomy.cost.inspection": (
+        "Report",
+        "inspect",
+    ),
+    "prunekit.anatomy.layers.layers": ("register_layer",),
+    "prunekit.anatomy.layers.weight_spec": ("WeightSpec",),
+    "prunekit.core.training": ("distribution",),
+    "prunekit.delivery.integers.integer_report": (
+        "IntegerExport",
+        "IntegerExportError",
+    ),
+    "prunekit.delivery.plots.signal_plot": ("signal_picture",),
+    "prunekit.delivery.reports.sensitivity": ("SensitivityReport",),
+    "prunekit.delivery.reports.sweeps": ("SweepReport",),
     "prunekit.initialization": ("initializers",),
-    "prunekit.recipe.loader": ("RecipeError", "load_recipe"),
-    "prunekit.recipe.runner": ("ExpectationFailed", "Result", "compress"),
-    "prunekit.recipe.schema": ("Recipe",),
-    "prunekit.recipe.sensitivity": ("sensitivity",),
-    "prunekit.recipe.sweep": ("sweep",),
-    "prunekit.recipe.workers": ("Jobs",),
-    "prunekit.sparsity.allocation": ("ERK", "Global", "LAMP", "Uniform"),
-    "prunekit.sparsity.channel_scores": ("Apoz", "BatchNormalizationScale", "GeometricMedian", "MeanActivation"),
-    "prunekit.sparsity.gradient_scores": ("Fisher", "GraSP", "OptimalBrainDamage", "Snip", "SynFlow", "Taylor"),
-    "prunekit.sparsity.sensitivity_allocation": ("SensitivityAllocation",),
-    "prunekit.sparsity.patterns": ("NM", "Block", "Channel", "Unstructured"),
+    "prunekit.operations.choose_bits": ("choose_bits",),
+    "prunekit.operations.export": ("export",),
+    "prunekit.operations.prune": ("prune",),
+    "prunekit.operations.prune_in_rounds": ("prune_in_rounds",),
+    "prunekit.operations.quantization_callback": ("QuantizationCallback",),
+    "prunekit.operations.quantization_training": ("Quantizer",),
+    "prunekit.operations.quantize": (
+        "Quantized",
+        "quantize",
+    ),
+    "prunekit.operations.remove_blocks": ("remove_blocks",),
+    "prunekit.operations.remove_zero_channels": ("remove_zero_channels",),
+    "prunekit.operations.sensitivity": ("sensitivity",),
+    "prunekit.operations.shrink": ("shrink",),
+    "prunekit.operations.simplify": ("simplify",),
+    "prunekit.recipe.run.runner": (
+        "ExpectationFailed",
+        "Result",
+        "compress",
+    ),
+    "prunekit.recipe.settings.schema": ("Recipe",),
+    "prunekit.recipe.sweep.sweep": ("sweep",),
+    "prunekit.recipe.sweep.workers": ("Jobs",),
+    "prunekit.recipe.text.loader": (
+        "RecipeError",
+        "load_recipe",
+    ),
+    "prunekit.sparsity.allocation": (
+        "ERK",
+        "LAMP",
+        "Global",
+        "Uniform",
+    ),
+    "prunekit.sparsity.channel_scores": (
+        "Apoz",
+        "BatchNormalizationScale",
+        "GeometricMedian",
+        "MeanActivation",
+    ),
+    "prunekit.sparsity.gradient_scores": (
+        "Fisher",
+        "GraSP",
+        "OptimalBrainDamage",
+        "Snip",
+        "SynFlow",
+        "Taylor",
+    ),
+    "prunekit.sparsity.patterns": (
+        "NM",
+        "Block",
+        "Channel",
+        "Unstructured",
+    ),
     "prunekit.sparsity.schedules": (
         "ConstantSparsity",
         "CosineDecay",
@@ -205,31 +251,54 @@ _MODULES = {
         "OneShot",
         "PolynomialDecay",
     ),
-    "prunekit.sparsity.scores": ("Custom", "L2", "Magnitude", "Movement", "Random", "Wanda"),
-    "prunekit.techniques.pruning.callbacks": ("PruningCallback",),
-    "prunekit.techniques.pruning.keep_zeros": ("KeepZeros",),
-    "prunekit.techniques.pruning.layer_error": ("LayerErrorAllocation",),
-    "prunekit.techniques.pruning.mask_store": ("LeakError",),
-    "prunekit.techniques.pruning.once_sparse": ("OnceSparse",),
-    "prunekit.techniques.pruning.one_shot": ("prune",),
-    "prunekit.techniques.pruning.pruner": ("Pruner",),
-    "prunekit.techniques.pruning.regrow": ("RigL", "SET"),
-    "prunekit.techniques.pruning.rounds": ("RoundsReport", "prune_in_rounds"),
-    "prunekit.techniques.pruning.sparsegpt": ("OutputError", "SparseGPT"),
-    "prunekit.techniques.pruning.straight_through": ("StraightThrough",),
-    "prunekit.techniques.pruning.structure_decay": ("StructureDecay",),
-    "prunekit.techniques.quantize.bit_choice": ("BitChoice",),
-    "prunekit.techniques.quantize.bit_search": ("choose_bits",),
+    "prunekit.sparsity.scores": (
+        "L2",
+        "Custom",
+        "Magnitude",
+        "Movement",
+        "Random",
+        "Wanda",
+    ),
+    "prunekit.sparsity.sensitivity_allocation": ("SensitivityAllocation",),
+    "prunekit.techniques.pruning.after_training.rounds": ("RoundsReport",),
+    "prunekit.techniques.pruning.masks.mask_store": ("LeakError",),
+    "prunekit.techniques.pruning.policies.layer_error": ("LayerErrorAllocation",),
+    "prunekit.techniques.pruning.policies.regrow": (
+        "SET",
+        "RigL",
+    ),
+    "prunekit.techniques.pruning.policies.sparsegpt": (
+        "OutputError",
+        "SparseGPT",
+    ),
+    "prunekit.techniques.pruning.policies.straight_through": ("StraightThrough",),
+    "prunekit.techniques.pruning.policies.structure_decay": ("StructureDecay",),
+    "prunekit.techniques.pruning.training.callbacks": ("PruningCallback",),
+    "prunekit.techniques.pruning.training.keep_zeros": ("KeepZeros",),
+    "prunekit.techniques.pruning.training.once_sparse": ("OnceSparse",),
+    "prunekit.techniques.pruning.training.pruner": ("Pruner",),
+    "prunekit.techniques.quantize.bits.bit_choice": ("BitChoice",),
+    "prunekit.techniques.quantize.grids.ranges": (
+        "MeanSquaredError",
+        "MinMax",
+        "Percentile",
+    ),
     "prunekit.techniques.quantize.quantization_report": ("QuantizationReport",),
-    "prunekit.techniques.quantize.ranges": ("MeanSquaredError", "MinMax", "Percentile"),
-    "prunekit.techniques.shrink.channel_penalties": ("GroupLasso", "GrowingRegularization"),
-    "prunekit.techniques.shrink.groups_report": ("GroupsReport", "channel_groups"),
-    "prunekit.techniques.shrink.block_removal": ("remove_blocks",),
-    "prunekit.techniques.shrink.block_report": ("BlocksReport",),
-    "prunekit.techniques.shrink.shrink_report": ("ShrinkReport",),
-    "prunekit.techniques.shrink.shrinking": ("remove_zero_channels",),
-    "prunekit.techniques.shrink.simplify_report": ("SimplifyReport",),
-    "prunekit.techniques.shrink.simplifying": ("simplify",),
+    "prunekit.techniques.shrink.channels.channel_penalties": (
+        "GroupLasso",
+        "GrowingRegularization",
+    ),
+    "prunekit.techniques.shrink.channels.groups_report": (
+        "GroupsReport",
+        "channel_groups",
+    ),
+    "prunekit.techniques.shrink.channels.shrink_report": ("ShrinkReport",),
+    "prunekit.techniques.shrink.graph.simplify_report": ("SimplifyReport",),
+    "prunekit.techniques.shrink.layers.block_report": ("BlocksReport",),
+    "prunekit.training_tools": (
+        "gradients",
+        "loops",
+    ),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __getattr__, __dir__ = lazy_names(__name__, _HOME)

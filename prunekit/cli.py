@@ -83,7 +83,7 @@ def _message_of(error: Exception) -> str:
 
 
 def _mistake(message: str) -> int:
-    from prunekit.recipe.yaml_reader import one_line
+    from prunekit.recipe.text.yaml_reader import one_line
 
     click.echo(f"error: {one_line(message)}", err=True)
     return 2

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from prunekit.anatomy.tables import aligned
-from prunekit.core import environment
-from prunekit.core.environment import Device, Environment
-from prunekit.delivery.formatting import clean, shorten, size
+from prunekit.anatomy.records.tables import aligned
+from prunekit.core.runtime import environment
+from prunekit.core.runtime.environment import Device, Environment
+from prunekit.delivery.reports.formatting import clean, shorten, size
 from prunekit.recipe.datasets.builtin_files import GET_DIGITS, GET_FASHION, fashion_files
-from prunekit.recipe.loader import RecipeError, builtin_recipes
+from prunekit.recipe.text.loader import RecipeError, builtin_recipes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -153,7 +153,7 @@ def _recipes(here: Environment) -> Check:
     if here.problem is not None:
         return _without_keras("recipes")
     # Importing the runner imports all modules that a run needs.
-    problem = _import_problem("prunekit.recipe.runner")
+    problem = _import_problem("prunekit.recipe.run.runner")
     found = builtin_recipes()
     if problem is not None or not found:
         return Check(

@@ -22,7 +22,8 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
         try:
             home = importlib.import_module(homes[name])
         except ModuleNotFoundError as error:
-            message = missing_backend(f"{package}.{name}", error)
+            # Users call `pk.gradients.hvp`, not the folder.
+            message = missing_backend(f"{package}.{name}".replace(".training_tools.", "."), error)
             if message is None:
                 raise
             raise ModuleNotFoundError(message, name=error.name) from error

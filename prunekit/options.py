@@ -12,7 +12,7 @@ class AtLeast(click.IntRange):
 
 
 def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...], read: Any) -> dict[str, Any]:
-    from prunekit.recipe.yaml_reader import RecipeError
+    from prunekit.recipe.text.yaml_reader import RecipeError
 
     values: dict[str, Any] = {}
     for text in texts:
@@ -31,7 +31,7 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
 def _assignments(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
     if not texts:
         return {}
-    from prunekit.recipe.yaml_reader import read_value
+    from prunekit.recipe.text.yaml_reader import read_value
 
     return _pairs(context, parameter, texts, read_value)
 
@@ -39,7 +39,7 @@ def _assignments(context: click.Context, parameter: click.Parameter, texts: tupl
 def _lists(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
     if not texts:
         return {}
-    from prunekit.recipe.grid import read_values
+    from prunekit.recipe.text.grid import read_values
 
     return _pairs(context, parameter, texts, read_values)
 

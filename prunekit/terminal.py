@@ -17,8 +17,8 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from prunekit.delivery.sweeps import Swept
-    from prunekit.recipe.progress import Progress
+    from prunekit.delivery.reports.sweeps import Swept
+    from prunekit.recipe.state.progress import Progress
 
 TRACEBACK = "PRUNEKIT_TRACEBACK"
 # Seconds below which the time left is not shown.
@@ -71,14 +71,14 @@ def warnings_in_lines() -> Iterator[None]:
 
 
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    from prunekit.recipe.yaml_reader import one_line
+    from prunekit.recipe.text.yaml_reader import one_line
 
     click.echo(f"warning: {one_line(str(message))}", err=True)
 
 
 def show_point(event: "Swept") -> None:
     """Prints one line on standard error for a sweep point that has ended."""
-    from prunekit.delivery.sweeps import point_line
+    from prunekit.delivery.reports.sweeps import point_line
 
     click.echo(point_line(event), err=True)
 
@@ -87,7 +87,7 @@ def with_time_left(text: str, seconds: float | None) -> str:
     """Returns a status with the time left, if that is known and worth reading."""
     if seconds is None or seconds < _LITTLE_TIME:
         return text
-    from prunekit.delivery.formatting import duration
+    from prunekit.delivery.reports.formatting import duration
 
     return f"{text}, about {duration(seconds)} left"
 

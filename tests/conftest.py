@@ -26,7 +26,7 @@ import pytest
 from short_suite import left_out
 
 from prunekit import cli
-from prunekit.recipe.loader import load_recipe
+from prunekit.recipe.text.loader import load_recipe
 
 if keras.backend.backend() == "torch":
     import torch
@@ -106,7 +106,7 @@ def seeded():
 @pytest.fixture(autouse=True)
 def latencies_of_few_turns(monkeypatch):
     """Recipes time their files in the fewest turns: how long they are timed is nothing that most tests are about."""
-    monkeypatch.setattr("prunekit.recipe.stages._SECONDS", 0.0)
+    monkeypatch.setattr("prunekit.recipe.state.stages._SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import pytest
 from backends import BACKEND, as_on_an_accelerator, batches_read_ahead, jax_only, sync_model_state, tensorflow_only
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.mask_store import LeakError
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.masks.mask_store import LeakError
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 pytestmark = pytest.mark.every_backend
 HERE = Path(__file__).parent
@@ -167,7 +167,9 @@ def test_what_every_backend_has_needs_no_tensorflow(tmp_path):
     assert found.pop("tensorflow") == []
     (_, status, _), (_, refused, note) = found.pop("export")
     assert (status, refused) == ("ok", "refused") and "KERAS_BACKEND=tensorflow" in note
-    assert found.pop("gradients").startswith("prunekit.gradients.hvp needs the package tensorflow, which is not")
+    assert found.pop("gradients").startswith(
+        "prunekit.training_tools.gradients.hvp needs the package tensorflow, which is not"
+    )
     recipes = found.pop("recipes")
     for name, setting in (
         ("images", "data.images"),

@@ -216,7 +216,7 @@ def test_files_that_cannot_be_read(run, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied", "sound.keras")
 
-    monkeypatch.setattr("prunekit.anatomy.model_files.zipfile.is_zipfile", refuse)
+    monkeypatch.setattr("prunekit.anatomy.files.model_files.zipfile.is_zipfile", refuse)
     assert_one_line(run(["inspect", "sound.keras"]))
     assert_one_line(run(["compress", "once.yaml"]))
 
@@ -408,9 +408,9 @@ def test_a_report_with_wrong_parts_does_not_break_verify(run, damaged):
 
 def test_a_report_beyond_the_limit_is_not_read(run, damaged, monkeypatch):
     size = (damaged / "report.json").stat().st_size
-    monkeypatch.setattr("prunekit.recipe.read_report.LARGEST_REPORT", size)
+    monkeypatch.setattr("prunekit.recipe.state.read_report.LARGEST_REPORT", size)
     assert run(["report", str(damaged)])[0] == 0
-    monkeypatch.setattr("prunekit.recipe.read_report.LARGEST_REPORT", size - 1)
+    monkeypatch.setattr("prunekit.recipe.state.read_report.LARGEST_REPORT", size - 1)
     for command in ("report", "verify"):
         outcome = run([command, str(damaged)])
         assert_one_line(outcome, codes=(2,))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import prunekit as pk
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.npy import read_npz
+from prunekit.recipe.datasets.npy import read_npz
+from prunekit.recipe.text.loader import RecipeError
 
 
 def batches(count, failing=None):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import prunekit as pk
-from prunekit.anatomy.model_files import load_model
+from prunekit.anatomy.files.model_files import load_model
 
 layers = keras.layers
 PATTERNS = ("unstructured", "2:4", "block:2x2", "block:64x64", "block:999999x999999", "channel")

@@ -14,8 +14,8 @@ import prunekit
 import prunekit.delivery
 import prunekit.recipe
 from prunekit import cli, terminal
-from prunekit.delivery.metrics import Metric
-from prunekit.recipe.loader import RecipeError
+from prunekit.delivery.reports.metrics import Metric
+from prunekit.recipe.text.loader import RecipeError
 
 HEAVY = ("tensorflow", "keras", "numpy", "jax", "torch", "tf_keras", "matplotlib", "sklearn")
 ONE_SHOT = "version: 1\nname: once\nmodel: {builtin: digits-cnn}\nsteps: [prune: {sparsity: 0.5}]\n"

@@ -167,7 +167,7 @@ def test_csv_files_and_built_in_data_are_read_by_commands_that_prune(run, files)
 
 
 def test_errors_of_writing_name_the_file_asked_for(tmp_path):
-    from prunekit.core.partial_files import partial_file
+    from prunekit.core.runtime.partial_files import partial_file
 
     for error in (OSError(28, "No space left", str(tmp_path / ".part-a.keras")), OSError("cannot open .part-a.keras")):
         with pytest.raises(OSError, match="[ /]a.keras") as caught, partial_file(tmp_path / "a.keras", ".part-a.keras"):

@@ -12,7 +12,7 @@ from command_lines import ENVIRONMENT, assert_mistake
 class TestReport:
     def test_of_an_unfinished_run_it_is_said_how_to_continue(self, run, monkeypatch):
         monkeypatch.setattr(
-            "prunekit.recipe.directory.kept_checkpoints_line", lambda output: f"Kept of {output}: --resume.\n"
+            "prunekit.recipe.state.directory.kept_checkpoints_line", lambda output: f"Kept of {output}: --resume.\n"
         )
         assert_mistake(
             run("report", "mine"), "mine: not a run directory (no report.json in it). Kept of mine: --resume."

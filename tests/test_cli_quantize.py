@@ -204,8 +204,8 @@ def test_kernels_with_zeros_are_encoded_sparsely(quantize):
 
 
 def test_a_file_that_fails_its_comparison_is_an_error_and_is_not_written(quantize, monkeypatch):
-    from prunekit.delivery import integer_writing
-    from prunekit.delivery.integer_comparison import TensorDifference
+    from prunekit.delivery.integers import integer_writing
+    from prunekit.delivery.integers.integer_comparison import TensorDifference
 
     monkeypatch.setattr(integer_writing, "tensor_differences", lambda *_: [TensorDifference("hidden", 2, 0.5)])
     assert_mistake(quantize("--keras", "new.keras"), "error: Each tensor of an integer file is at most one step")

@@ -184,8 +184,8 @@ class TestShrink:
     def test_bytes_and_latency_are_measured_and_shown(self, run, stored, monkeypatch):
         import numpy as np
 
-        from prunekit.delivery import model_measures
-        from prunekit.delivery.latency import Latencies
+        from prunekit.delivery.litert import model_measures
+        from prunekit.delivery.litert.latency import Latencies
 
         code, out, _ = run("shrink", stored, "--bytes", "0.9", "-o", "new.keras")
         assert code == 0 and "Measured size" in out and " bytes (0." in out
@@ -353,7 +353,7 @@ class TestFewerLayers:
 def test_memory_is_that_of_python_in_megabytes(run, stored, monkeypatch, command):
     import numpy as np
 
-    from prunekit.core import layerwise
+    from prunekit.core.layerwise import layerwise
 
     rng, given, plain = np.random.default_rng(0), [], layerwise.walk
     np.savez("d.npz", x_train=rng.normal(size=(20, 8)).astype("float32"), y_train=rng.normal(size=(20, 4)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prunekit import cli
-from prunekit.recipe.loader import load_recipe
+from prunekit.recipe.text.loader import load_recipe
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS
 
 ROOT = Path(__file__).parent.parent

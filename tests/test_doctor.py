@@ -15,7 +15,7 @@ from examinations import checks_of, shown
 
 import prunekit
 from prunekit import cli, doctor
-from prunekit.core import compilation, environment
+from prunekit.core.runtime import compilation, environment
 from prunekit.recipe.datasets import builtin_files
 from prunekit.recipe.datasets.builtin_files import GET_DIGITS, GET_FASHION
 

@@ -13,9 +13,9 @@ from hostile_files import SMALL, packed
 
 import prunekit
 from prunekit import cli
-from prunekit.recipe.idx import read_idx
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.npy import read_npy, read_npz
+from prunekit.recipe.datasets.idx import read_idx
+from prunekit.recipe.datasets.npy import read_npy, read_npz
+from prunekit.recipe.text.loader import RecipeError
 
 PACKAGE = Path(prunekit.__file__).parent
 
@@ -44,13 +44,13 @@ def test_every_command_goes_through_the_door(tmp_path, members, monkeypatch, cap
 
 # Where a file is opened that prunekit has written itself a moment before, and nobody else could change.
 OWN_FILES = {
-    ("delivery/integer_comparison.py", "load"),
-    ("delivery/isolated_run.py", "load"),
-    ("delivery/keras_file.py", "load_model"),
-    ("delivery/latency.py", "load"),
-    ("delivery/probe.py", "load"),
-    ("delivery/stopwatch.py", "load"),
-    ("delivery/tensor_probe.py", "load"),
+    ("delivery/integers/integer_comparison.py", "load"),
+    ("delivery/litert/isolated_run.py", "load"),
+    ("delivery/litert/keras_file.py", "load_model"),
+    ("delivery/litert/latency.py", "load"),
+    ("delivery/litert/probe.py", "load"),
+    ("delivery/litert/stopwatch.py", "load"),
+    ("delivery/litert/tensor_probe.py", "load"),
 }
 OPENERS = {
     "load_model",
@@ -89,10 +89,10 @@ def test_there_is_one_door():
                 if owner in OWNERS or owner.endswith(".model"):
                     found.add((path.relative_to(PACKAGE).as_posix(), node.func.attr))
     doors = {
-        ("anatomy/archives.py", "ZipFile"),
-        ("anatomy/model_files.py", "load_weights"),
-        ("anatomy/model_files.py", "File"),
-        ("recipe/npy.py", "load"),
+        ("anatomy/files/archives.py", "ZipFile"),
+        ("anatomy/files/model_files.py", "load_weights"),
+        ("anatomy/files/model_files.py", "File"),
+        ("recipe/datasets/npy.py", "load"),
         ("recipe/datasets/saved.py", "load"),
         # Of tf_keras; what it opens goes through the checks of the first two.
         ("interop/tfmot/files.py", "File"),
@@ -149,7 +149,7 @@ def test_an_array_of_the_declared_size_is_read(tmp_path):
 
 
 def test_a_packed_idx_file_that_grows_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("prunekit.recipe.idx.LIMITS", SMALL)
+    monkeypatch.setattr("prunekit.recipe.datasets.idx.LIMITS", SMALL)
     for size, wanted in ((SMALL.expanded_bytes, None), (SMALL.expanded_bytes + 1, "more than 10 times the file's")):
         path = tmp_path / "images.gz"
         path.write_bytes(gzip.compress(b"\0\0\x08\1" + struct.pack(">I", size) + bytes(size)))

@@ -11,13 +11,13 @@ import pytest
 from pydantic import ValidationError
 
 import prunekit
-from prunekit.anatomy.archives import LIMITS
-from prunekit.recipe.fields import DEEPEST_ARGUMENT, LONGEST_TEXT
-from prunekit.recipe.grid import MOST_POINTS, grid
-from prunekit.recipe.idx import _MOST_AXES, read_idx
-from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
-from prunekit.recipe.schema import MOST_STEPS, Recipe
-from prunekit.recipe.yaml_reader import LARGEST_FILE, LONGEST_MESSAGE, MOST_VALUES
+from prunekit.anatomy.files.archives import LIMITS
+from prunekit.recipe.datasets.idx import _MOST_AXES, read_idx
+from prunekit.recipe.settings.fields import DEEPEST_ARGUMENT, LONGEST_TEXT
+from prunekit.recipe.settings.schema import MOST_STEPS, Recipe
+from prunekit.recipe.text.grid import MOST_POINTS, grid
+from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe
+from prunekit.recipe.text.yaml_reader import LARGEST_FILE, LONGEST_MESSAGE, MOST_VALUES
 
 PACKAGE = Path(prunekit.__file__).parent
 PAGE = PACKAGE.parent / "SECURITY.md"

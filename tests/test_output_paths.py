@@ -9,8 +9,8 @@ import pytest
 from command_lines import assert_mistake
 
 import prunekit as pk
-from prunekit.core.partial_files import replace_file, write_problem
-from prunekit.recipe.runner import RecipeError
+from prunekit.core.runtime.partial_files import replace_file, write_problem
+from prunekit.recipe.run.runner import RecipeError
 
 # A folder below a file, a file below a folder of a virtual file system, and a name that no file system takes.
 PLACES = ["file/new", "/proc/new", "/proc/gone/new", "x" * 300]

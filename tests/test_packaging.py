@@ -86,7 +86,7 @@ def test_the_wheel_holds_the_package_its_recipes_and_the_licence_and_nothing_els
     names = set(contents(built[0]))
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "prunekit").rglob("*.py")}
     recipes = {f"prunekit/recipes/{name}.yaml" for name in RECIPES}
-    data = {"prunekit/py.typed", "prunekit/delivery/page.css"}
+    data = {"prunekit/py.typed", "prunekit/delivery/pages/page.css"}
     assert len(recipes) >= 5
     about = {name for name in names if ".dist-info/" in name}
     assert names - about == modules | recipes | data

@@ -12,7 +12,7 @@ import yaml
 from run_reports import make
 from tiny_recipes import COMPILE
 
-from prunekit.recipe.runner import compress
+from prunekit.recipe.run.runner import compress
 
 HEAVY = ("tensorflow", "keras", "jax", "torch", "matplotlib")
 RECIPE = """

@@ -16,7 +16,13 @@ import prunekit
 from prunekit.cli import cli
 
 ROOT = Path(__file__).parent.parent
-PUBLIC_MODULES = ["prunekit", "prunekit.gradients", "prunekit.loops", "prunekit.initializers", "prunekit.distribution"]
+PUBLIC_MODULES = [
+    "prunekit",
+    "prunekit.gradients",
+    "prunekit.loops",
+    "prunekit.initializers",
+    "prunekit.distribution",
+]
 pytest.importorskip("mkdocs", reason="mkdocs is in the extra `docs`")
 
 

@@ -1,1 +1,14 @@
-"""Commands of the command line, one function each; `prunekit/cli.py` collects them."""
+"""Commands, one function each; `prunekit/cli.py` collects them.
+
+- `output`: JSON, sections, new files, errors
+- `files`: models, data and options that commands share
+- `start`: init
+- `runs`: compress, sweep, check, verify
+- `results`: report, compare, recipes
+- `scan`: sensitivity
+- `evaluation`: evaluate
+- `models`: inspect, convert, doctor
+- `removals`: prune, shrink, simplify, remove-blocks
+- `quantizing`: quantize
+- `exporting`: export
+"""

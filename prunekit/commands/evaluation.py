@@ -33,7 +33,7 @@ def evaluate(model: str, data: str, label: str | None, like: str | None, batch_s
         if not Path(path).is_file():
             raise click.UsageError(f"{path}: no such file.")
     load_keras_quietly()
-    from prunekit.recipe.named_evaluation import evaluate_named
+    from prunekit.recipe.start.named_evaluation import evaluate_named
 
     found = evaluate_named(model, data, label, like, batch_size)
     if as_json:

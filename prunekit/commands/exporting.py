@@ -11,7 +11,7 @@ import click
 
 from prunekit.commands.files import check_distinct, check_model, data_options, examples_option, force_option
 from prunekit.commands.output import check_new, check_writable, noting_new_folder, print_json
-from prunekit.delivery.rows import NEEDS_DATA
+from prunekit.delivery.reports.rows import NEEDS_DATA
 from prunekit.options import AtLeast, json_option
 from prunekit.terminal import console, load_keras_quietly
 
@@ -48,8 +48,8 @@ def export(model: str, output: str, formats: tuple[str, ...], force: bool, as_js
     _check_options(output, formats, options)
     check_model(model)
     load_keras_quietly()
-    from prunekit.delivery.export import checked_formats
-    from prunekit.recipe.named_export import Examples, export_named, format_of_file
+    from prunekit.operations.export import checked_formats
+    from prunekit.recipe.start.named_export import Examples, export_named, format_of_file
 
     target = Path(output)
     is_file = target.suffix in _FILES
@@ -99,14 +99,14 @@ def _to_integers(model: str, target: Path, formats: tuple[str, ...], options: di
 
 
 def _ending(name: str) -> str:
-    from prunekit.delivery.export import FORMATS
+    from prunekit.operations.export import FORMATS
 
     return FORMATS[name].suffix if name in FORMATS else ""
 
 
 def _show(rows: Any, output: str, examples: Any) -> None:
-    from prunekit.delivery.report_sections import export_section
-    from prunekit.delivery.terminal_report import print_section
+    from prunekit.delivery.reports.report_sections import export_section
+    from prunekit.delivery.reports.terminal_report import print_section
 
     print_section(export_section(rows), console())
     if examples.data is None:

@@ -59,7 +59,7 @@ def pattern_options(verb: str, matched: str) -> Callable[[Command], Command]:
 
 def write_model(model: Any, target: Path) -> None:
     """Writes a .keras file; an interruption leaves no part of it."""
-    from prunekit.core.partial_files import replace_model
+    from prunekit.core.runtime.partial_files import replace_model
 
     target.parent.mkdir(parents=True, exist_ok=True)
     replace_model(target, model)
@@ -81,9 +81,9 @@ def data_options(purpose: str, required: bool = False) -> Callable[[Command], Co
 
 def read_examples(name: str, label: str | None, count: int, model: Any) -> Any:
     """Returns training examples for a model, drawn at random with seed 0."""
-    from prunekit.anatomy.example_inputs import input_names
-    from prunekit.recipe.data import training_examples
-    from prunekit.recipe.starting_recipe import named_source
+    from prunekit.anatomy.graph.example_inputs import input_names
+    from prunekit.recipe.datasets.data import training_examples
+    from prunekit.recipe.start.starting_recipe import named_source
 
     return training_examples(named_source(name, label, model), count, input_names(model))
 
@@ -94,7 +94,7 @@ def showing_progress(verb: str, shown: bool) -> Iterator[Callable[[int, int, str
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from prunekit.recipe.progress import TimeLeft
+    from prunekit.recipe.state.progress import TimeLeft
     from prunekit.terminal import with_time_left
 
     errors = Console(stderr=True)

@@ -30,7 +30,7 @@ def inspect(model: str, groups: bool, inputs: Any, as_json: bool) -> int:
     if groups and inputs is not None:
         raise click.UsageError("--groups reads no example inputs. Leave out --input-shape.")
     load_keras_quietly()
-    from prunekit.anatomy.model_files import load_model
+    from prunekit.anatomy.files.model_files import load_model
 
     # Not compiled: a custom loss or metric must not prevent the inspection.
     found = load_model(model, compile=False)
@@ -38,8 +38,8 @@ def inspect(model: str, groups: bool, inputs: Any, as_json: bool) -> int:
 
 
 def _show_weights(model: Any, inputs: Any, as_json: bool) -> int:
-    from prunekit.anatomy.inspection import inspect as inspect_model
-    from prunekit.delivery.terminal_report import inspect_table
+    from prunekit.anatomy.cost.inspection import inspect as inspect_model
+    from prunekit.delivery.reports.terminal_report import inspect_table
 
     report = inspect_model(model, inputs=inputs)
     if as_json:
@@ -52,7 +52,7 @@ def _show_weights(model: Any, inputs: Any, as_json: bool) -> int:
 
 
 def _show_groups(model: Any, as_json: bool) -> int:
-    from prunekit.techniques.shrink.groups_report import channel_groups
+    from prunekit.techniques.shrink.channels.groups_report import channel_groups
 
     report = channel_groups(model)
     if as_json:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from prunekit.core.partial_files import replace_file, write_problem
+from prunekit.core.runtime.partial_files import replace_file, write_problem
 
 
 def print_json(data: Any) -> None:
@@ -73,14 +73,14 @@ def _say_new(folder: Path) -> None:
 
 def no_run(directory: str, reason: str) -> click.UsageError:
     """Returns the error for a folder that is no finished run; names checkpoints that it holds."""
-    from prunekit.recipe.directory import kept_checkpoints_line
+    from prunekit.recipe.state.directory import kept_checkpoints_line
 
     return click.UsageError(f"{directory}: {reason}. {kept_checkpoints_line(directory)}".rstrip())
 
 
 def print_sections(report: Any) -> None:
     """Prints the sections of a report as tables."""
-    from prunekit.delivery.terminal_report import print_section
+    from prunekit.delivery.reports.terminal_report import print_section
     from prunekit.terminal import console
 
     for section in report.sections():

@@ -128,10 +128,10 @@ def quantize(  # noqa: PLR0913
     options |= {"activations": _ACTIVATIONS[activations], "activation_ranges": ranges}
     options["memory"] *= 1e6
     load_keras_quietly()
-    from prunekit.anatomy.model_files import load_model
-    from prunekit.delivery.integer_report import IntegerExportError
-    from prunekit.delivery.quantizing import quantize as quantize_model
-    from prunekit.techniques.quantize.bit_search import choose_bits
+    from prunekit.anatomy.files.model_files import load_model
+    from prunekit.delivery.integers.integer_report import IntegerExportError
+    from prunekit.operations.choose_bits import choose_bits
+    from prunekit.operations.quantize import quantize as quantize_model
 
     found = load_model(model, compile=False)
     given = read_examples(data, label, examples, found)

@@ -70,9 +70,9 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
     options["memory"] *= 1e6
     check_files(model, output, force)
     found, data = _loaded(model, options)
-    from prunekit.anatomy.reports import choices_sections, layer_error_section
-    from prunekit.delivery.terminal_report import inspect_table, print_section
-    from prunekit.techniques.pruning.one_shot import prune as prune_model
+    from prunekit.anatomy.records.reports import choices_sections, layer_error_section
+    from prunekit.delivery.reports.terminal_report import inspect_table, print_section
+    from prunekit.operations.prune import prune as prune_model
 
     with showing_progress("Pruned", shown=True) as progress:
         done = prune_model(found, sparsity, data, progress=progress, **options)
@@ -160,12 +160,12 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
     check_files(model, output, force)
     found, data = _loaded(model, options)
     if nonzero:
-        from prunekit.techniques.shrink.shrinking import remove_zero_channels
+        from prunekit.operations.remove_zero_channels import remove_zero_channels
 
         kept = {name: options[name] for name in ("multiple", "include", "exclude", "approximate")}
         smaller, report = remove_zero_channels(found, data=data, **kept)
     else:
-        from prunekit.delivery.shrinking import shrink as shrink_model
+        from prunekit.operations.shrink import shrink as shrink_model
 
         with showing_progress("Shrinking", shown=True) as progress:
             smaller, report = shrink_model(found, data=data, progress=progress, **asked, **options)
@@ -185,8 +185,8 @@ def simplify(model: str, output: str, force: bool, as_json: bool) -> int:
     duplicates merged."""
     check_files(model, output, force)
     load_keras_quietly()
-    from prunekit.anatomy.model_files import load_model
-    from prunekit.techniques.shrink.simplifying import simplify as simplify_model
+    from prunekit.anatomy.files.model_files import load_model
+    from prunekit.operations.simplify import simplify as simplify_model
 
     return _written(*simplify_model(load_model(model, compile=False)), output, as_json)
 
@@ -208,8 +208,8 @@ def remove_blocks(model: str, output: str, number: int, force: bool, as_json: bo
     layers, without its optimizer; train it again afterwards."""
     check_files(model, output, force)
     load_keras_quietly()
-    from prunekit.anatomy.model_files import load_model
-    from prunekit.techniques.shrink.block_removal import remove_blocks as remove_blocks_of
+    from prunekit.anatomy.files.model_files import load_model
+    from prunekit.operations.remove_blocks import remove_blocks as remove_blocks_of
 
     found = load_model(model, compile=False)
     data, label, examples = (options.pop(name) for name in ("data", "label", "examples"))
@@ -249,7 +249,7 @@ def _loaded(model: str, options: dict[str, Any]) -> tuple[Any, Any]:
     if label is not None and name is None:
         raise click.UsageError("--label needs --data.")
     load_keras_quietly()
-    from prunekit.anatomy.model_files import load_model
+    from prunekit.anatomy.files.model_files import load_model
 
     found = load_model(model, compile=False)
     return found, None if name is None else read_examples(name, label, examples, found)

@@ -18,7 +18,7 @@ from prunekit.options import json_option
 from prunekit.terminal import console
 
 if TYPE_CHECKING:
-    from prunekit.delivery.sweeps import SweepReport
+    from prunekit.delivery.reports.sweeps import SweepReport
 
 
 @click.command()
@@ -36,8 +36,8 @@ def report(directory: str, open_page: bool, as_json: bool) -> int:
     if as_json:
         print_json(data)
         return 0
-    from prunekit.delivery.run_report import RunReport
-    from prunekit.delivery.terminal_report import render_terminal
+    from prunekit.delivery.reports.run_report import RunReport
+    from prunekit.delivery.reports.terminal_report import render_terminal
 
     terminal = console()
     with _damage_named(directory), terminal.capture() as captured:
@@ -66,9 +66,9 @@ def compare(directories: tuple[str, ...], output: str | None, size: str, force: 
         raise click.UsageError(f"the picture is a .png file. Received: -o {output}.")
     if output is not None:
         check_new(output, force)
-    from prunekit.delivery.comparison import compared_runs
-    from prunekit.delivery.run_report import RunReport
-    from prunekit.delivery.terminal_report import print_section
+    from prunekit.delivery.reports.comparison import compared_runs
+    from prunekit.delivery.reports.run_report import RunReport
+    from prunekit.delivery.reports.terminal_report import print_section
 
     reports = {}
     for name, directory in _distinct_names(directories).items():
@@ -88,9 +88,9 @@ def compare(directories: tuple[str, ...], output: str | None, size: str, force: 
 
 
 def _draw(figures: "SweepReport", target: Path) -> None:
-    from prunekit.core.partial_files import replace_file
-    from prunekit.delivery.plots import to_png
-    from prunekit.delivery.sweep_plot import sweep_figure
+    from prunekit.core.runtime.partial_files import replace_file
+    from prunekit.delivery.plots.plots import to_png
+    from prunekit.delivery.plots.sweep_plot import sweep_figure
 
     if not figures.pareto:
         raise click.UsageError("a picture needs runs with the main metric and a size: leave out -o, or choose --size.")
@@ -114,7 +114,7 @@ def _distinct_names(directories: tuple[str, ...]) -> dict[str, str]:
 def _stored_report(directory: str) -> Any:
     if not (Path(directory) / "report.json").is_file():
         raise no_run(directory, "not a run directory (no report.json in it)")
-    from prunekit.recipe.read_report import read_report
+    from prunekit.recipe.state.read_report import read_report
 
     return read_report(directory)
 
@@ -146,8 +146,8 @@ def recipes(name: str | None, output: str | None, force: bool, as_json: bool) ->
     """List built-in recipes.
 
     With NAME, print that recipe, or copy it to a file (-o)."""
-    from prunekit.recipe.fields import nearest
-    from prunekit.recipe.loader import builtin_recipes, load_recipe
+    from prunekit.recipe.settings.fields import nearest
+    from prunekit.recipe.text.loader import builtin_recipes, load_recipe
 
     found = builtin_recipes()
     if name is None:

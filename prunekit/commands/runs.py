@@ -22,7 +22,7 @@ from prunekit.options import (
 from prunekit.terminal import Display, console, load_keras_quietly, show_point
 
 if TYPE_CHECKING:
-    from prunekit.recipe.schema import Recipe
+    from prunekit.recipe.settings.schema import Recipe
 
 
 @click.command()
@@ -46,7 +46,7 @@ def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **op
     """Run a recipe.
 
     RECIPE is a file, or the name of a built-in recipe such as digits."""
-    from prunekit.recipe.loader import load_recipe
+    from prunekit.recipe.text.loader import load_recipe
 
     model, overrides = options.pop("model"), options.pop("overrides")
     if dry_run:
@@ -54,9 +54,9 @@ def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **op
     loaded = load_recipe(recipe, overrides)
     _check_model(loaded, model)
     load_keras_quietly()
-    from prunekit.delivery.terminal_report import render_terminal
-    from prunekit.recipe import runner
-    from prunekit.recipe.directory import kept_checkpoints_line
+    from prunekit.delivery.reports.terminal_report import render_terminal
+    from prunekit.recipe.run import runner
+    from prunekit.recipe.state.directory import kept_checkpoints_line
 
     directory = os.path.join("runs", loaded.name) if output is None else output
     failure: runner.ExpectationFailed | None = None
@@ -104,14 +104,14 @@ def sweep(recipe: str, over: dict[str, list[Any]], overrides: dict[str, Any], as
 
     RECIPE is a file, or the name of a built-in recipe such as digits. Finished points are not run again. The
     exit code is 1 if a point failed or did not meet an expectation."""
-    from prunekit.recipe.grid import grid
+    from prunekit.recipe.text.grid import grid
 
     points = grid(recipe, over, overrides)
     _check_model(points[0].recipe, options["model"])
     load_keras_quietly()
-    from prunekit.delivery.sweeps import show_sweep
-    from prunekit.recipe.sweep import PICTURE, run_points
-    from prunekit.recipe.workers import Jobs
+    from prunekit.delivery.reports.sweeps import show_sweep
+    from prunekit.recipe.sweep.sweep import PICTURE, run_points
+    from prunekit.recipe.sweep.workers import Jobs
 
     output = options.pop("output")
     output = os.path.join("runs", f"{points[0].recipe.name}-sweep") if output is None else output
@@ -139,8 +139,8 @@ def check(recipe: str, with_plan: bool, as_json: bool, **options: Any) -> int:
 
     RECIPE is a file, or the name of a built-in recipe such as digits. The files that the recipe
     names must exist; no step is run."""
-    from prunekit.recipe.loader import RecipeError, load_recipe
-    from prunekit.recipe.presence import check_named_files
+    from prunekit.recipe.text.loader import RecipeError, load_recipe
+    from prunekit.recipe.text.presence import check_named_files
 
     if not with_plan and (options["model"] or options["trust"]):
         raise click.UsageError("--model and --trust need --plan, which builds the model.")
@@ -159,7 +159,7 @@ def check(recipe: str, with_plan: bool, as_json: bool, **options: Any) -> int:
     if as_json:
         print_json({"ok": True, "recipe": loaded.model_dump(mode="json", exclude_none=True)})
         return 0
-    from prunekit.recipe.summary import source_text, step_text
+    from prunekit.recipe.state.summary import source_text, step_text
 
     kinds = ", ".join(step.kind for step in loaded.steps)
     click.echo(f"OK: {loaded.name}, {len(loaded.steps)} step{'s' if len(loaded.steps) > 1 else ''} ({kinds})")
@@ -184,7 +184,7 @@ def verify(directory: str, trust: bool, as_json: bool) -> int:
     if not Path(directory).is_dir():
         raise no_run(directory, "no such directory")
     load_keras_quietly()
-    from prunekit.recipe import runner
+    from prunekit.recipe.run import runner
 
     with Display() as display:
         outcome = runner.verify(directory, trust=trust, progress=display)
@@ -205,18 +205,18 @@ def _check_model(recipe: "Recipe", model: str | None) -> None:
 
 
 def _print_plan(recipe: str, as_json: bool, overrides: dict[str, Any], model: str | None, trust: bool) -> int:
-    from prunekit.recipe.loader import load_recipe
+    from prunekit.recipe.text.loader import load_recipe
 
     loaded = load_recipe(recipe, overrides)
     _check_model(loaded, model)
     load_keras_quietly()
-    from prunekit.recipe import runner
+    from prunekit.recipe.run import runner
 
     plan = runner.plan(loaded, model, None, trust=trust)
     if as_json:
         print_json(plan.to_dict())
     else:
-        from prunekit.recipe.plan import show_plan
+        from prunekit.recipe.run.plan import show_plan
 
         show_plan(plan, console())
     return 0

@@ -78,9 +78,9 @@ def sensitivity(model: str, data: str, label: str | None, as_json: bool, **optio
     if not path.is_file():
         raise click.UsageError(f"{model}: no such file.")
     load_keras_quietly()
-    from prunekit.delivery.terminal_report import print_section
-    from prunekit.recipe.named_scan import scan_named
-    from prunekit.recipe.sensitivity import PICTURE
+    from prunekit.delivery.reports.terminal_report import print_section
+    from prunekit.operations.sensitivity import PICTURE
+    from prunekit.recipe.start.named_scan import scan_named
 
     folder = options.pop("output")
     folder = str(Path("runs", f"{path.stem}-sensitivity")) if folder is None else folder

@@ -10,7 +10,7 @@ from prunekit.options import json_option
 from prunekit.terminal import load_keras_quietly
 
 if TYPE_CHECKING:
-    from prunekit.recipe.starting_steps import Goal
+    from prunekit.recipe.start.starting_steps import Goal
 
 
 @click.command()
@@ -42,7 +42,7 @@ def init(
     if label is not None and data is None:
         raise click.UsageError("--label needs --data.")
     load_keras_quietly()
-    from prunekit.recipe.starting_recipe import Start, write_starting_recipe
+    from prunekit.recipe.start.starting_recipe import Start, write_starting_recipe
 
     with noting_new_folder(target.parent):
         text, notes = write_starting_recipe(Start(model, data, label, target, goal))

@@ -23,12 +23,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from prunekit.anatomy.fans import fans
-from prunekit.anatomy.model_weights import weights_in
-from prunekit.anatomy.name_patterns import near_misses
-from prunekit.anatomy.reports import Skipped
-from prunekit.anatomy.tables import aligned
-from prunekit.anatomy.targets import Target, find_targets
+from prunekit.anatomy.layers.fans import fans
+from prunekit.anatomy.layers.model_weights import weights_in
+from prunekit.anatomy.layers.targets import Target, find_targets
+from prunekit.anatomy.records.name_patterns import near_misses
+from prunekit.anatomy.records.reports import Skipped
+from prunekit.anatomy.records.tables import aligned
 from prunekit.initialization.lsuv import LSUV, Outputs, Scaled
 from prunekit.initialization.sampling import deviation, draw
 from prunekit.initialization.signal_report import LayerSignal, SignalReport, signal_report

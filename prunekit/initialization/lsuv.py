@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from prunekit.anatomy.targets import Target
-from prunekit.core import compilation
-from prunekit.core.layer_observer import as_tensors, observe, spread
+from prunekit.anatomy.layers.targets import Target
+from prunekit.core.runtime import compilation
+from prunekit.core.statistics.layer_observer import as_tensors, observe, spread
 
 _SCALED_ROLES = ("kernel", "depthwise_kernel", "embedding")
 

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from prunekit.anatomy.fans import UnitMatrices, fans, unit_matrices
-from prunekit.anatomy.targets import Target
+from prunekit.anatomy.layers.fans import UnitMatrices, fans, unit_matrices
+from prunekit.anatomy.layers.targets import Target
 from prunekit.sparsity.array_ops import array_of
 
 # Standard deviation of the standard normal distribution truncated to [-2, 2].

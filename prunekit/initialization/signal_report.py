@@ -9,12 +9,21 @@ from typing import Any
 import keras
 from keras import ops
 
-from prunekit.anatomy.display import Displayed, data_frame
-from prunekit.anatomy.layers import is_repeater, own_variables, sublayers, weights_of
-from prunekit.anatomy.model_weights import check_built, places, weights_in
-from prunekit.anatomy.tables import aligned
-from prunekit.core import backend
-from prunekit.core.layer_observer import LINKS, activation_of, as_tensors, is_float, largest, observe, spread, wide
+from prunekit.anatomy.layers.layers import is_repeater, own_variables, sublayers, weights_of
+from prunekit.anatomy.layers.model_weights import check_built, places, weights_in
+from prunekit.anatomy.records.display import Displayed, data_frame
+from prunekit.anatomy.records.tables import aligned
+from prunekit.core.runtime import backend
+from prunekit.core.statistics.layer_observer import (
+    LINKS,
+    activation_of,
+    as_tensors,
+    is_float,
+    largest,
+    observe,
+    spread,
+    wide,
+)
 
 # A signal that grows or shrinks by more than this factor across the model counts as exploding or vanishing: float16
 # rounds numbers below 6e-8 to 0, and all layers have the same learning rate.

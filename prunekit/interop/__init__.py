@@ -1,1 +1,4 @@
-"""Reads models, schedules and checkpoints of other toolkits into Keras 3."""
+"""Models, schedules and checkpoints of other toolkits.
+
+- `tfmot`: tensorflow-model-optimization
+"""

@@ -18,7 +18,7 @@ Axes = Sequence[int]
 
 
 class Weight(Protocol):
-    """What an allocation reads of a weight; a `prunekit.anatomy.targets.Target` is one, and so is a `Layout`."""
+    """What an allocation reads of a weight; a `prunekit.anatomy.layers.targets.Target` is one, and so is a `Layout`."""
 
     @property
     def shape(self) -> Axes: ...

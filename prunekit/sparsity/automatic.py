@@ -12,7 +12,7 @@ _UNRESOLVED = 'The {} "auto" is chosen by pk.prune, Pruner and PruningCallback. 
 
 @dataclass(frozen=True)
 class AutomaticCriterion(Criterion):
-    """Stands for the criterion that `prunekit.techniques.pruning.choices` chooses."""
+    """Stands for the criterion that `prunekit.techniques.pruning.policies.choices` chooses."""
 
     def __call__(self, weight, *, target: Any = None, seed_offset: int = 0, statistics: Any = None):
         """Raises TypeError: the criterion is chosen before importances are calculated."""
@@ -24,7 +24,7 @@ class AutomaticCriterion(Criterion):
 
 @dataclass(frozen=True)
 class AutomaticAllocation(Allocation):
-    """Stands for the allocation that `prunekit.techniques.pruning.choices` chooses."""
+    """Stands for the allocation that `prunekit.techniques.pruning.policies.choices` chooses."""
 
     def sparsities(
         self, sparsity: float, targets: Sequence[Weight], scores: Sequence[Any] | None = None

@@ -1,8 +1,8 @@
 """Pruning criteria from derivatives of the loss: SNIP, GraSP, SynFlow, Taylor, Fisher, optimal brain damage.
 
-Each multiplies a weight by a derivative. The derivatives are statistics; `prunekit.gradients.score_statistics` and
-`prunekit.gradients.example_statistics` collect them. Factors that are the same for all weights of a model, such as
-SNIP's normalisation, do not change the order of the weights and are left out.
+Each multiplies a weight by a derivative. The derivatives are statistics; `score_statistics` and `example_statistics` of
+`training_tools/gradients/` collect them. Factors that are the same for all weights of a model, such as SNIP's
+normalisation, do not change the order of the weights and are left out.
 """
 
 from dataclasses import dataclass

@@ -41,7 +41,7 @@ class Criterion(ABC):
 
         Args:
             weight: Floating-point tensor of any shape.
-            target: `prunekit.anatomy.targets.Target` of the weight, with its input and output axes; None where a
+            target: `prunekit.anatomy.layers.targets.Target` of the weight, with its input and output axes; None where a
                 caller has only the array.
             seed_offset: Integer that differs between the weights of a model, for criteria that draw random scores.
             statistics: {name: value for this weight} for each name in `needs`; None if `needs` is empty.

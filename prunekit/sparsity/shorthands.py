@@ -54,7 +54,7 @@ class AllocationRow(ConfiguredRow):
 
 @dataclass(frozen=True)
 class PolicyRow(ConfiguredRow):
-    """A mask policy; its factory returns a `prunekit.techniques.pruning.policy.MaskPolicy`.
+    """A mask policy; its factory returns a `prunekit.techniques.pruning.masks.policy.MaskPolicy`.
 
     Attributes:
         needs: Names of the statistics that the policy needs besides those of the criterion.
@@ -65,7 +65,7 @@ class PolicyRow(ConfiguredRow):
 
 @dataclass(frozen=True)
 class StatisticRow(Row):
-    """A statistic; its factory returns a `prunekit.core.statistics.Collector` for (model, targets).
+    """A statistic; its factory returns a `prunekit.core.statistics.statistics.Collector` for (model, targets).
 
     Attributes:
         source: "training" if optimizer updates provide the statistic, "data" if a pass over data does, "model" if the
@@ -100,13 +100,13 @@ CRITERIA: Registry[CriterionRow] = Registry(
         ),
         CriterionRow(
             "output_error",
-            "prunekit.techniques.pruning.sparsegpt:OutputError",
+            "prunekit.techniques.pruning.policies.sparsegpt:OutputError",
             options={"refits": (int, 16)},
             needs=("hessian",),
         ),
         CriterionRow(
             "sparsegpt",
-            "prunekit.techniques.pruning.sparsegpt:SparseGPT",
+            "prunekit.techniques.pruning.policies.sparsegpt:SparseGPT",
             options={"damping": (float, 0.01), "run": (int, 128)},
             needs=("hessian",),
         ),
@@ -145,7 +145,7 @@ ALLOCATIONS: Registry[AllocationRow] = Registry(
         AllocationRow("lamp", "prunekit.sparsity.allocation:LAMP"),
         AllocationRow(
             "layer_error",
-            "prunekit.techniques.pruning.layer_error:LayerErrorAllocation",
+            "prunekit.techniques.pruning.policies.layer_error:LayerErrorAllocation",
             options={"objective": (Literal["product", "equal"], "product")},
             needs=("hessian",),
         ),
@@ -159,31 +159,31 @@ ALLOCATIONS: Registry[AllocationRow] = Registry(
 POLICIES: Registry[PolicyRow] = Registry(
     "policy",
     [
-        PolicyRow("gradual", "prunekit.techniques.pruning.gradual:Gradual"),
+        PolicyRow("gradual", "prunekit.techniques.pruning.policies.gradual:Gradual"),
         PolicyRow("tfmot", "prunekit.interop.tfmot.policy:TfmotPolicy"),
         PolicyRow(
             "rigl",
-            "prunekit.techniques.pruning.regrow:RigL",
+            "prunekit.techniques.pruning.policies.regrow:RigL",
             options={"exchanged": (float, 0.3)},
             needs=("gradient",),
         ),
         PolicyRow(
             "set",
-            "prunekit.techniques.pruning.regrow:SET",
+            "prunekit.techniques.pruning.policies.regrow:SET",
             options={"exchanged": (float, 0.3), "seed": (int | None, None)},
         ),
-        PolicyRow("ac_dc", "prunekit.techniques.pruning.alternating:ACDC"),
+        PolicyRow("ac_dc", "prunekit.techniques.pruning.policies.alternating:ACDC"),
         PolicyRow(
             "straight_through",
-            "prunekit.techniques.pruning.straight_through:StraightThrough",
+            "prunekit.techniques.pruning.policies.straight_through:StraightThrough",
             options={"decay": (float, 0.0)},
         ),
         PolicyRow(
             "channel_groups",
-            "prunekit.techniques.pruning.channel_groups:ChannelGroups",
+            "prunekit.techniques.pruning.policies.channel_groups:ChannelGroups",
             options={"reduction": (Literal["mean", "sum", "max"], "mean"), "normalize": (bool, True)},
         ),
-        PolicyRow("structure_decay", "prunekit.techniques.pruning.structure_decay:StructureDecay"),
+        PolicyRow("structure_decay", "prunekit.techniques.pruning.policies.structure_decay:StructureDecay"),
     ],
 )
 STATISTICS: Registry[StatisticRow] = Registry(
@@ -191,25 +191,31 @@ STATISTICS: Registry[StatisticRow] = Registry(
     [
         StatisticRow(
             "movement",
-            "prunekit.techniques.pruning.movement:Movements",
+            "prunekit.techniques.pruning.policies.movement:Movements",
             source="training",
             backends=("tensorflow",),
         ),
-        StatisticRow("input_norm", "prunekit.core.input_statistics:InputNorms"),
-        StatisticRow("hessian", "prunekit.core.input_statistics:Hessians"),
-        StatisticRow("gradient", "prunekit.gradients.score_statistics:Gradient"),
-        StatisticRow("square_batch_gradient", "prunekit.gradients.score_statistics:SquareBatchGradient"),
-        StatisticRow("gradient_flow", "prunekit.gradients.score_statistics:GradientFlow"),
-        StatisticRow("synflow", "prunekit.gradients.score_statistics:SynapticFlow", source="model"),
+        StatisticRow("input_norm", "prunekit.core.statistics.input_statistics:InputNorms"),
+        StatisticRow("hessian", "prunekit.core.statistics.input_statistics:Hessians"),
+        StatisticRow("gradient", "prunekit.training_tools.gradients.score_statistics:Gradient"),
+        StatisticRow("square_batch_gradient", "prunekit.training_tools.gradients.score_statistics:SquareBatchGradient"),
+        StatisticRow("gradient_flow", "prunekit.training_tools.gradients.score_statistics:GradientFlow"),
+        StatisticRow("synflow", "prunekit.training_tools.gradients.score_statistics:SynapticFlow", source="model"),
         StatisticRow(
-            "square_gradient", "prunekit.gradients.example_statistics:SquareGradient", backends=("tensorflow",)
+            "square_gradient",
+            "prunekit.training_tools.gradients.example_statistics:SquareGradient",
+            backends=("tensorflow",),
         ),
-        StatisticRow("gauss_newton", "prunekit.gradients.example_statistics:GaussNewton", backends=("tensorflow",)),
         StatisticRow(
-            "batch_normalization_scale", "prunekit.core.channel_statistics:BatchNormalizationScales", source="model"
+            "gauss_newton", "prunekit.training_tools.gradients.example_statistics:GaussNewton", backends=("tensorflow",)
         ),
-        StatisticRow("zero_share", "prunekit.core.channel_statistics:ZeroShare"),
-        StatisticRow("mean_activation", "prunekit.core.channel_statistics:ActivationMean"),
+        StatisticRow(
+            "batch_normalization_scale",
+            "prunekit.core.statistics.channel_statistics:BatchNormalizationScales",
+            source="model",
+        ),
+        StatisticRow("zero_share", "prunekit.core.statistics.channel_statistics:ZeroShare"),
+        StatisticRow("mean_activation", "prunekit.core.statistics.channel_statistics:ActivationMean"),
     ],
 )
 # Packages whose schedules are accepted: the factory converts an instance of one of their classes.

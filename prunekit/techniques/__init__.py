@@ -1,1 +1,6 @@
-"""Compression techniques; they do not import one another."""
+"""Compression techniques, in this order; one imports at most from those before it.
+
+- `pruning`: masks
+- `shrink`: removal of channels and layers
+- `quantize`: integers
+"""

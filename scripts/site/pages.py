@@ -30,21 +30,22 @@ RETURNED = re.compile(r"(Report|LeakError|RecipeError|ExportError|Failed|Result|
 # Folder of the defining module -> title of the other classes; the order of the page.
 FOLDERS = {
     "techniques": "Callbacks and methods",
+    "operations": "Callbacks and methods",
     "delivery": "Callbacks and methods",
     "sparsity": "Schedules, criteria, patterns, allocation",
     "anatomy": "Layers",
     "recipe": "Recipes and sweeps",
 }
 # Names that the pages mention and that are not in `__all__` of a public module.
-ALSO_PRUNING = ["prunekit.techniques.pruning.options.PruningOptions"]
+ALSO_PRUNING = ["prunekit.techniques.pruning.masks.options.PruningOptions"]
 EXTENSION_POINTS = [
     "prunekit.sparsity.scores.Criterion",
-    "prunekit.core.statistics.DataCollector",
-    "prunekit.core.statistics.TrainingCollector",
+    "prunekit.core.statistics.statistics.DataCollector",
+    "prunekit.core.statistics.statistics.TrainingCollector",
     "prunekit.sparsity.allocation.Allocation",
-    "prunekit.techniques.pruning.policy.MaskPolicy",
-    "prunekit.recipe.step_handler.StepHandler",
-    "prunekit.recipe.schema.register_step",
+    "prunekit.techniques.pruning.masks.policy.MaskPolicy",
+    "prunekit.recipe.steps.step_handler.StepHandler",
+    "prunekit.recipe.settings.schema.register_step",
     "prunekit.sparsity.shorthands",
 ]
 LINK = re.compile(r"(\]\()(?!https?://|#|mailto:)([^)\s]+)(\))")

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from prunekit.delivery.litert import input_specs, trace
+from prunekit.delivery.litert.litert import input_specs, trace
 
 
 def converter_integers(model: Any, samples: Any) -> bytes:

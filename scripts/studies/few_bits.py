@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 import prunekit as pk
-from prunekit.delivery.latency import input_arrays, measured_latencies, plain_file
+from prunekit.delivery.litert.latency import input_arrays, measured_latencies, plain_file
 from studies.quantization import EXAMPLES, NETWORKS, Study
 from studies.results import Results, measure_networks
 

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 
 import prunekit as pk
-from prunekit.delivery.gzip_size import gzip_size
-from prunekit.delivery.latency import input_arrays, measured_latencies, plain_file
+from prunekit.delivery.litert.gzip_size import gzip_size
+from prunekit.delivery.litert.latency import input_arrays, measured_latencies, plain_file
 from studies import fashion, mnist
 from studies.converter import converter_integers
 from studies.results import Results, measure_networks

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 import prunekit as pk
-from prunekit.delivery.latency import input_arrays, measured_latencies, plain_file
+from prunekit.delivery.litert.latency import input_arrays, measured_latencies, plain_file
 from studies import fashion
 from studies.results import Results
 

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 
 import prunekit as pk
-from prunekit.recipe.data import load_data
-from prunekit.recipe.data_source import DataSource
-from prunekit.recipe.models import build_model
-from prunekit.recipe.sources import ModelSource
+from prunekit.recipe.datasets.data import load_data
+from prunekit.recipe.settings.data_source import DataSource
+from prunekit.recipe.settings.sources import ModelSource
+from prunekit.recipe.state.models import build_model
 from studies.results import Results
 
 SEEDS, EPOCHS, SHARES = range(6), (0, 1, 3), (0.5, 0.25)

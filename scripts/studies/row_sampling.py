@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import prunekit as pk
-from prunekit.core import layer_inputs
+from prunekit.core.statistics import layer_inputs
 from studies import kinds
 from studies.results import Results, measure_networks
 

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 
 import prunekit as pk
-from prunekit.delivery.gzip_size import gzip_size
-from prunekit.delivery.latency import plain_file
+from prunekit.delivery.litert.gzip_size import gzip_size
+from prunekit.delivery.litert.latency import plain_file
 from studies import fashion
 from studies.quantization import EXAMPLES, NETWORKS, Study
 from studies.results import Results, measure_networks

@@ -8,7 +8,7 @@ import pytest
 from cost_models import convolutional, operations, recurrent, sequential, shared, with_attention
 from keras import layers as L
 
-from prunekit.anatomy.cost import cost
+from prunekit.anatomy.cost.cost import cost
 
 
 def outputs_in(run, *known):

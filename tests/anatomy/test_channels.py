@@ -6,8 +6,8 @@ import pytest
 from architectures import ARCHITECTURES
 from keras import layers, ops
 
-from prunekit.anatomy.channel_axes import blocks, components, split_axis
-from prunekit.anatomy.channels import find_channels
+from prunekit.anatomy.channels.channel_axes import blocks, components, split_axis
+from prunekit.anatomy.channels.channels import find_channels
 
 
 def groups_of(model):

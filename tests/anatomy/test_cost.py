@@ -7,10 +7,10 @@ import pytest
 from cost_models import lenet, sequential
 from keras import layers as L
 
-from prunekit.anatomy import layers as table
-from prunekit.anatomy.cost import cost
-from prunekit.anatomy.layers import register_layer
-from prunekit.anatomy.weight_spec import WeightSpec
+from prunekit.anatomy.cost.cost import cost
+from prunekit.anatomy.layers import layers as table
+from prunekit.anatomy.layers.layers import register_layer
+from prunekit.anatomy.layers.weight_spec import WeightSpec
 
 
 def rows(model, **options):

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from prunekit.anatomy.damage import Damage, MetricChange, OutputChange
-from prunekit.anatomy.keras_metrics import known_metric
+from prunekit.anatomy.records.damage import Damage, MetricChange, OutputChange
+from prunekit.anatomy.records.keras_metrics import known_metric
 
 GOOD, BAD = OutputChange("", 0.02, 0.99), OutputChange("", 0.6, 0.4)
 

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 from keras import layers as L
 
-from prunekit.anatomy import flow, tracing
-from prunekit.anatomy.cost import cost
-from prunekit.anatomy.flow import Seen, SymbolicPass
+from prunekit.anatomy.cost.cost import cost
+from prunekit.anatomy.graph import flow, tracing
+from prunekit.anatomy.graph.flow import Seen, SymbolicPass
 
 
 def dense(units, name):

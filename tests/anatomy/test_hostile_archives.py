@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hostile_files import SMALL, assert_refused, packed
 
-from prunekit.anatomy.archives import LIMITS, FileRefused, Limits, checked_archive
-from prunekit.anatomy.model_files import CONFIG, WEIGHTS, check_model_file, load_model
+from prunekit.anatomy.files.archives import LIMITS, FileRefused, Limits, checked_archive
+from prunekit.anatomy.files.model_files import CONFIG, WEIGHTS, check_model_file, load_model
 
 
 def test_a_sound_file_passes_and_is_left_as_it_is(model_file, perceptron, samples):

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hostile_files import SMALL, assert_refused, packed
 
-from prunekit.anatomy import model_files
-from prunekit.anatomy.archives import FileRefused
-from prunekit.anatomy.model_files import (
+from prunekit.anatomy.files import model_files
+from prunekit.anatomy.files.archives import FileRefused
+from prunekit.anatomy.files.model_files import (
     CONFIG,
     WEIGHTS,
     check_config,
@@ -60,7 +60,7 @@ def first_dense(config):
         ("keras.src.saving.saving_lib", "load_model"),
         ("keras.src.utils.file_utils", "get_file"),
         ("keras_hub.models", "anything"),
-        ("prunekit.recipe.factories", "call_factory"),
+        ("prunekit.recipe.text.factories", "call_factory"),
     ],
 )
 @pytest.mark.parametrize("unsafe", [False, True], ids=["safe mode", "safe mode switched off"])

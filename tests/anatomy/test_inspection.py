@@ -8,9 +8,9 @@ from backends import PRECISIONS, tensorflow_only
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.anatomy.inspection import Event, Report, WeightRow, inspect
-from prunekit.anatomy.model_weights import weights_in
-from prunekit.anatomy.reports import Skipped
+from prunekit.anatomy.cost.inspection import Event, Report, WeightRow, inspect
+from prunekit.anatomy.layers.model_weights import weights_in
+from prunekit.anatomy.records.reports import Skipped
 
 pytestmark = pytest.mark.every_backend
 

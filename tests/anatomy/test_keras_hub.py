@@ -17,14 +17,14 @@ hub_models = pytest.importorskip("hub_models")
 from hub_models import backbone, families, inputs_of, keras_hub, source_classes  # noqa: E402
 
 import prunekit as pk  # noqa: E402
-from prunekit.anatomy import keras_hub_layers as hub  # noqa: E402
-from prunekit.anatomy import layers as table  # noqa: E402
-from prunekit.anatomy.archives import FileRefused  # noqa: E402
-from prunekit.anatomy.cost import cost  # noqa: E402
-from prunekit.anatomy.model_files import check_config, load_model  # noqa: E402
-from prunekit.anatomy.model_weights import weights_in  # noqa: E402
-from prunekit.anatomy.targets import find_targets  # noqa: E402
-from prunekit.anatomy.weight_spec import WeightSpec  # noqa: E402
+from prunekit.anatomy.cost.cost import cost  # noqa: E402
+from prunekit.anatomy.files.archives import FileRefused  # noqa: E402
+from prunekit.anatomy.files.model_files import check_config, load_model  # noqa: E402
+from prunekit.anatomy.layers import keras_hub_layers as hub  # noqa: E402
+from prunekit.anatomy.layers import layers as table  # noqa: E402
+from prunekit.anatomy.layers.model_weights import weights_in  # noqa: E402
+from prunekit.anatomy.layers.targets import find_targets  # noqa: E402
+from prunekit.anatomy.layers.weight_spec import WeightSpec  # noqa: E402
 
 tf = pytest.importorskip("tensorflow")
 profiled = pytest.importorskip("profiled")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from keras import layers as L
 
-from prunekit.anatomy import layers as table
-from prunekit.anatomy.layers import Call, own_variables, register_layer, spec_of, weights_of
-from prunekit.anatomy.weight_spec import WeightSpec
+from prunekit.anatomy.layers import layers as table
+from prunekit.anatomy.layers.layers import Call, own_variables, register_layer, spec_of, weights_of
+from prunekit.anatomy.layers.weight_spec import WeightSpec
 
 # Layers that hold another framework's code or file; their weights are unknown on purpose, and said to be so.
 FOREIGN = {"FlaxLayer", "JaxLayer", "TorchModuleWrapper", "TFSMLayer"}

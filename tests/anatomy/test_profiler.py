@@ -13,8 +13,8 @@ import keras
 import pytest
 from keras import layers as L
 
-from prunekit.anatomy import layers as table
-from prunekit.anatomy.cost import cost
+from prunekit.anatomy.cost.cost import cost
+from prunekit.anatomy.layers import layers as table
 
 tf = pytest.importorskip("tensorflow")
 profiled = pytest.importorskip("profiled")

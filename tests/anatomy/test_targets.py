@@ -6,12 +6,12 @@ import pytest
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.anatomy import layers as table
-from prunekit.anatomy.layers import register_layer
-from prunekit.anatomy.model_weights import weights_in
-from prunekit.anatomy.reports import Skipped, by_reason
-from prunekit.anatomy.targets import find_targets
-from prunekit.anatomy.weight_spec import WeightSpec
+from prunekit.anatomy.layers import layers as table
+from prunekit.anatomy.layers.layers import register_layer
+from prunekit.anatomy.layers.model_weights import weights_in
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.anatomy.layers.weight_spec import WeightSpec
+from prunekit.anatomy.records.reports import Skipped, by_reason
 
 pytestmark = pytest.mark.every_backend
 

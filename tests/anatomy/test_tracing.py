@@ -2,7 +2,7 @@ import keras
 import pytest
 from keras import layers as L
 
-from prunekit.anatomy.tracing import checked_trace, item_bytes
+from prunekit.anatomy.graph.tracing import checked_trace, item_bytes
 
 
 @pytest.mark.parametrize(

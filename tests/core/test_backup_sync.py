@@ -9,9 +9,9 @@ from backends import BACKEND
 from crashes import Crash
 
 import prunekit as pk
-from prunekit.core import distribution
-from prunekit.core.backup_sync import Backup
-from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
+from prunekit.core.runtime.snapshot import Snapshot, read_snapshot, write_snapshot
+from prunekit.core.training import distribution
+from prunekit.core.training.backup_sync import Backup
 
 pytestmark = pytest.mark.every_backend
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -6,11 +6,11 @@ import pytest
 from keras import layers as L
 from keras import ops
 
-from prunekit.core import baseline
-from prunekit.core.baseline import Baseline
-from prunekit.core.output_error import output_error
-from prunekit.core.patching import shadowed
-from prunekit.core.variable_values import replaced
+from prunekit.core.outputs import baseline
+from prunekit.core.outputs.baseline import Baseline
+from prunekit.core.outputs.output_error import output_error
+from prunekit.core.runtime.patching import shadowed
+from prunekit.core.runtime.variable_values import replaced
 from prunekit.sparsity.array_ops import array_of
 
 pytestmark = pytest.mark.every_backend

@@ -3,11 +3,12 @@
 import keras
 import numpy as np
 
-from prunekit.anatomy.targets import find_targets
-from prunekit.core import baseline, input_statistics
-from prunekit.core.baseline import Baseline
-from prunekit.core.batch_parts import examples_at_once, in_parts
-from prunekit.core.input_statistics import Hessians
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.data.batch_parts import examples_at_once, in_parts
+from prunekit.core.outputs import baseline
+from prunekit.core.outputs.baseline import Baseline
+from prunekit.core.statistics import input_statistics
+from prunekit.core.statistics.input_statistics import Hessians
 
 INPUTS = np.random.default_rng(0).normal(size=(7, 4, 4, 3)).astype("float32")
 # Bytes of the outputs of an example: 48 of the input, 128 of the convolution and of its activation, 10 of the head.

@@ -6,9 +6,9 @@ import pytest
 from keras import ops
 
 import prunekit as pk
-from prunekit.core import layerwise
-from prunekit.core.calibration_walk import Pair, walk
-from prunekit.core.inner_inputs import run
+from prunekit.core.layerwise import layerwise
+from prunekit.core.layerwise.calibration_walk import Pair, walk
+from prunekit.core.layerwise.inner_inputs import run
 
 IMAGES = np.random.default_rng(0).normal(size=(6, 8, 8, 3)).astype("float32")
 

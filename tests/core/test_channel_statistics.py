@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from prunekit.anatomy.targets import find_targets
-from prunekit.core.statistics import Collectors
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.statistics.statistics import Collectors
 
 # On JAX each operation is compiled by itself, which takes ten seconds here.
 pytestmark = pytest.mark.every_backend(cases=0)

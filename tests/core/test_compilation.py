@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import pytest
 
-from prunekit.core import compilation
-from prunekit.loops.tape_loop import TapeLoop
+from prunekit.core.runtime import compilation
 from prunekit.sparsity.schedules import ConstantSparsity
 from prunekit.sparsity.selection import keep_largest, reading_plan
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.training.pruner import Pruner
+from prunekit.training_tools.loops.tape_loop import TapeLoop
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="counts traces of tf.function")

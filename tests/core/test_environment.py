@@ -12,8 +12,8 @@ from examinations import checks_of, shown
 
 import prunekit
 from prunekit import doctor
-from prunekit.core import compilation, environment
-from prunekit.recipe import build_report
+from prunekit.core.runtime import compilation, environment
+from prunekit.recipe.run import build_report
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="compares with what TensorFlow says")

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from prunekit.core.calibration_walk import Call, Pair
-from prunekit.core.inner_inputs import InnerInputs
+from prunekit.core.layerwise.calibration_walk import Call, Pair
+from prunekit.core.layerwise.inner_inputs import InnerInputs
 
 
 class Block(keras.layers.Layer):

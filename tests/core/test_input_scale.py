@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import layers as L
 
-from prunekit.core.input_scale import scale_problem
+from prunekit.core.statistics.input_scale import scale_problem
 
 pytestmark = pytest.mark.every_backend
 

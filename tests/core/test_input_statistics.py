@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from prunekit.anatomy.targets import find_targets
-from prunekit.core.input_statistics import InputMoments
-from prunekit.core.statistics import Collectors
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.statistics.input_statistics import InputMoments
+from prunekit.core.statistics.statistics import Collectors
 
 
 def statistics(model, data, name, **selection):

@@ -6,8 +6,8 @@ import pytest
 from backends import BACKEND, training_step
 from keras import ops
 
-from prunekit.core.joined_variables import joined, trainer_for
-from prunekit.core.patching import shadowed
+from prunekit.core.runtime.patching import shadowed
+from prunekit.core.training.joined_variables import joined, trainer_for
 
 pytestmark = pytest.mark.every_backend
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")

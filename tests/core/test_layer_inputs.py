@@ -7,9 +7,9 @@ from keras import layers as L
 from keras import ops
 
 import prunekit as pk
-from prunekit.anatomy.targets import find_targets
-from prunekit.core.layer_inputs import InputProducts, observing_inputs, rows_in_parts, sampled_rows
-from prunekit.core.layer_products import product_of
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.statistics.layer_inputs import InputProducts, observing_inputs, rows_in_parts, sampled_rows
+from prunekit.core.statistics.layer_products import product_of
 
 pytestmark = pytest.mark.every_backend
 

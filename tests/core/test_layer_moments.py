@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from prunekit.anatomy.targets import find_targets
-from prunekit.core.layer_fit import LayerFit
-from prunekit.core.layer_inputs import LayerMoments
-from prunekit.core.layer_products import product_of
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.layerwise.layer_fit import LayerFit
+from prunekit.core.statistics.layer_inputs import LayerMoments
+from prunekit.core.statistics.layer_products import product_of
 
 
 def built(layer, shape):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from prunekit.anatomy.targets import find_targets
-from prunekit.core.layer_products import patches, product_of
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.statistics.layer_products import patches, product_of
 from prunekit.sparsity.array_ops import array_of
 
 pytestmark = pytest.mark.every_backend

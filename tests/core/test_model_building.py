@@ -17,8 +17,8 @@ from fit_built_models import BACKEND, KINDS, TENSORFLOW, Subclassed, compiled, f
 from fit_built_training import Watch, fit, schedule, values_of
 
 import prunekit as pk
-from prunekit.anatomy.layers import sublayers
-from prunekit.anatomy.model_weights import weights_in
+from prunekit.anatomy.layers.layers import sublayers
+from prunekit.anatomy.layers.model_weights import weights_in
 
 HERE = [name for name, kind in KINDS.items() if BACKEND in kind.on]
 WAITING = [name for name in HERE if KINDS[name].waits]

@@ -6,10 +6,10 @@ import pytest
 from backends import tensorflow_only
 from keras import ops
 
-from prunekit.anatomy.targets import find_targets
-from prunekit.core import backend
-from prunekit.core.model_function import ModelFunction
-from prunekit.core.statistics import Collectors
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.runtime import backend
+from prunekit.core.runtime.model_function import ModelFunction
+from prunekit.core.statistics.statistics import Collectors
 
 INPUTS, LABELS = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import prunekit as pk
-from prunekit.core import moving_statistics
-from prunekit.core.moving_statistics import Renormalization
+from prunekit.core.data import moving_statistics
+from prunekit.core.data.moving_statistics import Renormalization
 from prunekit.sparsity.array_ops import array_of
 
 L = keras.layers

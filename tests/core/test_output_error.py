@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from prunekit.core.output_error import output_error
+from prunekit.core.outputs.output_error import output_error
 
 
 def softmax(logits):

@@ -5,7 +5,7 @@ import itertools
 import keras
 import pytest
 
-from prunekit.core import patching
+from prunekit.core.runtime import patching
 
 
 class Owner:

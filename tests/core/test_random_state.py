@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from backends import BACKEND
 
-from prunekit.core.random_state import random_state, restore_random_state
+from prunekit.core.runtime.random_state import random_state, restore_random_state
 
 pytestmark = pytest.mark.every_backend
 

@@ -6,7 +6,7 @@ import pytest
 from backends import BACKEND
 from keras import ops
 
-from prunekit.core import backend
+from prunekit.core.runtime import backend
 
 
 @pytest.mark.every_backend

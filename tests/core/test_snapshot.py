@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from prunekit.core import snapshot as module
-from prunekit.core.snapshot import (
+from prunekit.core.runtime import snapshot as module
+from prunekit.core.runtime.snapshot import (
     DamagedSnapshot,
     Snapshot,
     Snapshots,

@@ -76,7 +76,7 @@ def test_what_is_trained_is_what_a_step_traced_twice_trains(monkeypatch):
     results = []
     for creates in (True, False):
         if not creates:
-            monkeypatch.setattr("prunekit.core.train_function.create_step_state", lambda *_: None)
+            monkeypatch.setattr("prunekit.core.training.train_function.create_step_state", lambda *_: None)
         keras.utils.set_random_seed(0)
         model, optimizer = network(), Counting(use_ema=True, name="adam")
         model.compile(optimizer, "mse", metrics=["mae"])

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scanned_models import KINDS, sequential
 
-from prunekit.anatomy.targets import find_targets
-from prunekit.core import suffix_runs
-from prunekit.core.suffix_runs import SuffixRuns
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.outputs import suffix_runs
+from prunekit.core.outputs.suffix_runs import SuffixRuns
 
 # Compiled segments may order the sums of a product otherwise than single operations do.
 ROUNDING = 1e-6

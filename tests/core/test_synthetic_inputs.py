@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from prunekit.core import synthetic_inputs as module
-from prunekit.core.synthetic_inputs import NoInputsError, signals, stand_in, synthetic_inputs
+from prunekit.core.data import synthetic_inputs as module
+from prunekit.core.data.synthetic_inputs import NoInputsError, signals, stand_in, synthetic_inputs
 
 L = keras.layers
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from prunekit.core.differentiation import gradient
-from prunekit.core.variable_values import full_value, weights_digest, with_values
+from prunekit.core.runtime.differentiation import gradient
+from prunekit.core.runtime.variable_values import full_value, weights_digest, with_values
 
 pytestmark = pytest.mark.every_backend
 

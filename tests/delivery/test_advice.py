@@ -8,8 +8,8 @@ from exported_networks import identity, mobile_network, prune
 from keras import layers
 
 import prunekit as pk
-from prunekit.anatomy.inspection import inspect
-from prunekit.delivery.export import runtime_advice
+from prunekit.anatomy.cost.inspection import inspect
+from prunekit.operations.export import runtime_advice
 
 # Keras's own conversion of a variable to NumPy, whenever a model is saved.
 pytestmark = [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from prunekit.delivery.isolated_run import compare
+from prunekit.delivery.litert.isolated_run import compare
 
 PROBABILITIES = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7]])
 SCORES = 5 * PROBABILITIES - 3

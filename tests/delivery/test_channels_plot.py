@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from prunekit.delivery.pictures import PLOTS
-from prunekit.delivery.plots import COLOURS, to_png, to_svg
+from prunekit.delivery.pages.pictures import PLOTS
+from prunekit.delivery.plots.plots import COLOURS, to_png, to_svg
 
 
 def drawn(groups, width=560):

@@ -7,10 +7,10 @@ import pytest
 import run_reports
 
 from prunekit import cli
-from prunekit.anatomy.sections import Column
-from prunekit.delivery.comparison import compared_runs
-from prunekit.delivery.metrics import Metric
-from prunekit.delivery.rows import StageRow
+from prunekit.anatomy.records.sections import Column
+from prunekit.delivery.reports.comparison import compared_runs
+from prunekit.delivery.reports.metrics import Metric
+from prunekit.delivery.reports.rows import StageRow
 
 
 def changed(report, accuracy=None, **recipe):

@@ -13,10 +13,10 @@ from exported_networks import identity, left_in, mobile_network, prune
 from keras import layers
 from sklearn.datasets import load_digits
 
-from prunekit.delivery import export as export_module
-from prunekit.delivery import litert, probe
-from prunekit.delivery.export import FORMATS, export
-from prunekit.delivery.xnnpack import Verdict, read_verdict
+from prunekit.delivery.litert import litert, probe
+from prunekit.delivery.litert.xnnpack import Verdict, read_verdict
+from prunekit.operations import export as export_module
+from prunekit.operations.export import FORMATS, export
 
 # Keras's own conversion of a variable to NumPy, whenever a model is saved.
 pytestmark = [

@@ -12,9 +12,9 @@ from backends import tensorflow_only
 from exported_networks import KINDS, left_in
 from keras import layers
 
-from prunekit.delivery import export as export_module
-from prunekit.delivery import isolated_run, litert, probe
-from prunekit.delivery.export import export
+from prunekit.delivery.litert import isolated_run, litert, probe
+from prunekit.operations import export as export_module
+from prunekit.operations.export import export
 
 # Keras's own conversion of a variable to NumPy, whenever a model is saved.
 pytestmark = [

@@ -11,8 +11,8 @@ from normalized_blocks import inputs, network
 import prunekit as pk
 from prunekit.techniques.quantize.after_training import planned_quantization
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.rescaling import rescalable
+from prunekit.techniques.quantize.placement.placement import place
+from prunekit.techniques.quantize.rescaling.rescaling import rescalable
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -8,11 +8,11 @@ from integer_files import float_operations, graph_of_file
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.core.model_function import ModelFunction
+from prunekit.core.runtime.model_function import ModelFunction
 from prunekit.techniques.quantize.after_training import planned_quantization
-from prunekit.techniques.quantize.calibration import grid_of_cell
+from prunekit.techniques.quantize.grids.ranges import Sample
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.ranges import Sample
+from prunekit.techniques.quantize.rounding.calibration import grid_of_cell
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 LENGTH, FEATURES, FUSED = 3, 3, "UNIDIRECTIONAL_SEQUENCE_LSTM"
@@ -245,9 +245,9 @@ def test_a_layer_of_a_kind_of_its_own_is_not_computed_as_its_base():
 
 def test_observing_gives_the_results_of_the_layers():
     """The operations compute what the layers do, before anything is rounded."""
-    from prunekit.techniques.quantize.placement import place
-    from prunekit.techniques.quantize.rounding import Unchanged
-    from prunekit.techniques.quantize.simulation import simulating
+    from prunekit.techniques.quantize.placement.placement import place
+    from prunekit.techniques.quantize.rounding.rounding import Unchanged
+    from prunekit.techniques.quantize.rounding.simulation import simulating
 
     for block, _ in NETWORKS.values():
         model, x = network(block), inputs(8)

@@ -8,7 +8,7 @@ from architectures import randomize
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.delivery.litert_graph import LiteRTGraph
+from prunekit.delivery.litert.litert_graph import LiteRTGraph
 
 pytestmark = pytest.mark.one_backend
 SIZE = 16

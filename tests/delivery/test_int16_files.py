@@ -10,12 +10,12 @@ from keras import layers as L
 from keras import ops
 
 import prunekit as pk
-from prunekit.delivery import integer_writing
-from prunekit.delivery.integer_comparison import TensorDifference
-from prunekit.delivery.integer_export import integer_file
-from prunekit.delivery.integer_report import IntegerExportError
-from prunekit.delivery.litert import input_specs
-from prunekit.delivery.litert_graph import LiteRTGraph
+from prunekit.delivery.integers import integer_writing
+from prunekit.delivery.integers.integer_comparison import TensorDifference
+from prunekit.delivery.integers.integer_export import integer_file
+from prunekit.delivery.integers.integer_report import IntegerExportError
+from prunekit.delivery.litert.litert import input_specs
+from prunekit.delivery.litert.litert_graph import LiteRTGraph
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

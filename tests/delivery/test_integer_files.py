@@ -8,14 +8,14 @@ from architectures import ARCHITECTURES, inputs_of, randomize
 from integer_files import differences, run
 from keras import layers as L
 
-from prunekit.delivery.integer_export import integer_file
-from prunekit.delivery.litert import input_specs
-from prunekit.delivery.litert_graph import LiteRTGraph
-from prunekit.techniques.quantize.calibration import Formats, GridRounding, calibrated
-from prunekit.techniques.quantize.grids import IntegerFormat
-from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.ranges import MinMax
-from prunekit.techniques.quantize.simulation import simulating
+from prunekit.delivery.integers.integer_export import integer_file
+from prunekit.delivery.litert.litert import input_specs
+from prunekit.delivery.litert.litert_graph import LiteRTGraph
+from prunekit.techniques.quantize.grids.grids import IntegerFormat
+from prunekit.techniques.quantize.grids.ranges import MinMax
+from prunekit.techniques.quantize.placement.placement import place
+from prunekit.techniques.quantize.rounding.calibration import Formats, GridRounding, calibrated
+from prunekit.techniques.quantize.rounding.simulation import simulating
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 # Every operation computes with integers.

@@ -11,7 +11,7 @@ from keras import layers as L
 from keras import ops
 
 import prunekit as pk
-from prunekit.delivery.litert_graph import LiteRTGraph
+from prunekit.delivery.litert.litert_graph import LiteRTGraph
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 IMAGES, SEQUENCES, VECTORS = (8, 8, 4), (10, 4), (8,)

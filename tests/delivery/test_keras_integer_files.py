@@ -10,8 +10,8 @@ from keras import layers as L
 from without_prunekit import outputs_in_folder
 
 import prunekit as pk
-from prunekit.delivery import keras_integers
-from prunekit.delivery.integer_report import IntegerExportError
+from prunekit.delivery.integers import keras_integers
+from prunekit.delivery.integers.integer_report import IntegerExportError
 
 pytestmark = [
     pytest.mark.every_backend,

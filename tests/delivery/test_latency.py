@@ -6,8 +6,8 @@ import pytest
 from backends import tensorflow_only
 from keras import layers
 
-from prunekit.delivery import stopwatch
-from prunekit.delivery.latency import ScriptFailed, input_arrays, measured_latencies, plain_file
+from prunekit.delivery.litert import stopwatch
+from prunekit.delivery.litert.latency import ScriptFailed, input_arrays, measured_latencies, plain_file
 
 pytestmark = [
     tensorflow_only,

@@ -5,8 +5,8 @@ import inspect
 import keras
 import pytest
 
-from prunekit.anatomy.keras_metrics import KERAS_METRICS
-from prunekit.delivery.metrics import Metric, inferred, keras_metric, measured_in, with_main_first
+from prunekit.anatomy.records.keras_metrics import KERAS_METRICS
+from prunekit.delivery.reports.metrics import Metric, inferred, keras_metric, measured_in, with_main_first
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ import pytest
 import run_reports
 
 import prunekit as pk
-from prunekit.anatomy.sections import Column, Section
-from prunekit.delivery.integer_comparison import TensorDifference
-from prunekit.delivery.integer_report import IntegerExport
-from prunekit.delivery.isolated_run import Comparison
-from prunekit.delivery.notebook import html_of
-from prunekit.delivery.report_sections import sections_of
-from prunekit.delivery.sweeps import SweepReport, swept_point
-from prunekit.loops.weight_changes import ChangeReport, WeightChange
-from prunekit.techniques.pruning.rounds import Round
+from prunekit.anatomy.records.sections import Column, Section
+from prunekit.delivery.integers.integer_comparison import TensorDifference
+from prunekit.delivery.integers.integer_report import IntegerExport
+from prunekit.delivery.litert.isolated_run import Comparison
+from prunekit.delivery.pages.notebook import html_of
+from prunekit.delivery.reports.report_sections import sections_of
+from prunekit.delivery.reports.sweeps import SweepReport, swept_point
+from prunekit.techniques.pruning.after_training.rounds import Round
+from prunekit.training_tools.loops.weight_changes import ChangeReport, WeightChange
 
 HOSTILE = "<script>alert(1)</script>&"
 

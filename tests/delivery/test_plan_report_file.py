@@ -8,11 +8,11 @@ import pytest
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.delivery.integer_report import IntegerExportError
-from prunekit.techniques.quantize import units
+from prunekit.delivery.integers.integer_report import IntegerExportError
 from prunekit.techniques.quantize.after_training import planned_quantization
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.rules import Rule
+from prunekit.techniques.quantize.placement import units
+from prunekit.techniques.quantize.placement.rules import Rule
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 WHOLE = [

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from run_reports import STAGES, make
 
-from prunekit.delivery import plot_data, plots
-from prunekit.delivery.overview_plot import overview_figure
-from prunekit.delivery.stages import stage_section
+from prunekit.delivery.plots import plots
+from prunekit.delivery.plots.overview_plot import overview_figure
+from prunekit.delivery.reports import plot_data
+from prunekit.delivery.reports.stages import stage_section
 
 
 def test_a_histogram_counts_exact_zeros_apart_and_every_value_once():

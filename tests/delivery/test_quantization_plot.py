@@ -7,13 +7,13 @@ import re
 import pytest
 from matplotlib.colors import to_rgba
 
-from prunekit.anatomy.sections import MOST_BARS, Section
-from prunekit.delivery.html_report import section_html
-from prunekit.delivery.notebook import html_of
-from prunekit.delivery.pictures import PLOTS
-from prunekit.delivery.plots import COLOURS, to_png, to_svg
+from prunekit.anatomy.records.sections import MOST_BARS, Section
+from prunekit.delivery.pages.html_report import section_html
+from prunekit.delivery.pages.notebook import html_of
+from prunekit.delivery.pages.pictures import PLOTS
+from prunekit.delivery.plots.plots import COLOURS, to_png, to_svg
+from prunekit.techniques.quantize.placement.stored_bytes import StoredWeight
 from prunekit.techniques.quantize.quantization_report import QuantizationReport, QuantizedWeight, TensorRange
-from prunekit.techniques.quantize.stored_bytes import StoredWeight
 
 WIDTHS = (340, 560)
 HOSTILE = {

@@ -6,7 +6,7 @@ from backends import tensorflow_only
 from quantized_training import X, Y, fit, network, quantizing
 
 import prunekit as pk
-from prunekit.core import train_function
+from prunekit.core.training import train_function
 
 pytestmark = pytest.mark.every_backend
 

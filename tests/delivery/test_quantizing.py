@@ -12,7 +12,7 @@ from integer_networks import INT4, INT8, made, stored_weights
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.delivery.export_reference import Subject
+from prunekit.delivery.litert.export_reference import Subject
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

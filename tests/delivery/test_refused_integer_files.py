@@ -8,9 +8,9 @@ from integer_networks import made, stored_weights
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.delivery import integer_writing
-from prunekit.delivery.integer_comparison import TensorDifference
-from prunekit.delivery.integer_report import IntegerExport, IntegerExportError
+from prunekit.delivery.integers import integer_writing
+from prunekit.delivery.integers.integer_comparison import TensorDifference
+from prunekit.delivery.integers.integer_report import IntegerExport, IntegerExportError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -111,7 +111,7 @@ def two_steps(*_):
 
 def broken(*_, **__):
     """Stands for a file that no interpreter loads."""
-    from prunekit.delivery.isolated_run import ScriptFailed
+    from prunekit.delivery.litert.isolated_run import ScriptFailed
 
     raise ScriptFailed("does not run: no message")
 

@@ -10,13 +10,14 @@ from rich.console import Console
 from run_reports import HOSTILE, make
 
 from prunekit import cli
-from prunekit.anatomy.sections import KINDS, Column, Picture, Section
-from prunekit.delivery import formatting, markup, report_sections
-from prunekit.delivery.html_report import render_html
-from prunekit.delivery.pictures import PLOTS
-from prunekit.delivery.report_sections import sections_of
-from prunekit.delivery.run_report import RunReport, json_ready
-from prunekit.delivery.terminal_report import FittedTable, render_terminal
+from prunekit.anatomy.records.sections import KINDS, Column, Picture, Section
+from prunekit.delivery.pages import markup
+from prunekit.delivery.pages.html_report import render_html
+from prunekit.delivery.pages.pictures import PLOTS
+from prunekit.delivery.reports import formatting, report_sections
+from prunekit.delivery.reports.report_sections import sections_of
+from prunekit.delivery.reports.run_report import RunReport, json_ready
+from prunekit.delivery.reports.terminal_report import FittedTable, render_terminal
 
 LONG = "a_very_long_name/" * 30 + "kernel"
 AWKWARD = Section(

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 from run_reports import HOSTILE, make
 
-from prunekit.anatomy.inspection import Report
-from prunekit.anatomy.reports import Skipped
-from prunekit.delivery.html_report import render_html
-from prunekit.delivery.run_report import RunReport, bound_text
-from prunekit.delivery.terminal_report import inspect_table, render_terminal
+from prunekit.anatomy.cost.inspection import Report
+from prunekit.anatomy.records.reports import Skipped
+from prunekit.delivery.pages.html_report import render_html
+from prunekit.delivery.reports.run_report import RunReport, bound_text
+from prunekit.delivery.reports.terminal_report import inspect_table, render_terminal
 
 
 def terminal(report, width=100, is_terminal=False):

@@ -7,8 +7,8 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.delivery import integer_constants
-from prunekit.delivery.litert_graph import LiteRTGraph
+from prunekit.delivery.integers import integer_constants
+from prunekit.delivery.litert.litert_graph import LiteRTGraph
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

@@ -10,15 +10,15 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.delivery import integer_writing
-from prunekit.delivery.integer_file import IntegerFile
-from prunekit.delivery.integer_report import IntegerExportError
-from prunekit.delivery.integer_sparsity import sparsely_encoded
-from prunekit.delivery.isolated_run import Unfit
-from prunekit.delivery.litert_graph import LiteRTGraph
-from prunekit.delivery.sparse_encoding import SparseEncoding, smallest_encoding
-from prunekit.delivery.tensor_probe import opened
-from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.delivery.integers import integer_writing
+from prunekit.delivery.integers.integer_file import IntegerFile
+from prunekit.delivery.integers.integer_report import IntegerExportError
+from prunekit.delivery.integers.integer_sparsity import sparsely_encoded
+from prunekit.delivery.litert.isolated_run import Unfit
+from prunekit.delivery.litert.litert_graph import LiteRTGraph
+from prunekit.delivery.litert.sparse_encoding import SparseEncoding, smallest_encoding
+from prunekit.delivery.litert.tensor_probe import opened
+from prunekit.techniques.quantize.grids.grids import IntegerFormat
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 KINDS = ("AUTO", "BUILTIN_WITHOUT_DEFAULT_DELEGATES")

@@ -10,17 +10,17 @@ import pytest
 from rich.console import Console
 from run_reports import STAGES, make
 
-from prunekit.anatomy.sections import Section
-from prunekit.delivery import formatting
-from prunekit.delivery.html_report import render_html
-from prunekit.delivery.metrics import Metric, keras_metric
-from prunekit.delivery.pictures import PLOTS
-from prunekit.delivery.plots import COLOURS, to_png, to_svg
-from prunekit.delivery.report_sections import sections_of
-from prunekit.delivery.rows import DISK, DOWNLOAD, RuntimeAdvice, StageRow
-from prunekit.delivery.run_report import RunReport
-from prunekit.delivery.stages import size_line, speed_line, stage_section, with_measured_sizes
-from prunekit.delivery.terminal_report import render_terminal
+from prunekit.anatomy.records.sections import Section
+from prunekit.delivery.pages.html_report import render_html
+from prunekit.delivery.pages.pictures import PLOTS
+from prunekit.delivery.plots.plots import COLOURS, to_png, to_svg
+from prunekit.delivery.reports import formatting
+from prunekit.delivery.reports.metrics import Metric, keras_metric
+from prunekit.delivery.reports.report_sections import sections_of
+from prunekit.delivery.reports.rows import DISK, DOWNLOAD, RuntimeAdvice, StageRow
+from prunekit.delivery.reports.run_report import RunReport
+from prunekit.delivery.reports.stages import size_line, speed_line, stage_section, with_measured_sizes
+from prunekit.delivery.reports.terminal_report import render_terminal
 
 ACCURACY = keras_metric("accuracy")
 FASTER = "Faster: 10.0 µs per call as litert-dynamic-int8, 40.0 µs before: 4.00x as fast; 2.00x as fast in the same format, litert."  # noqa: E501

@@ -11,9 +11,9 @@ import pytest
 import run_reports
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from prunekit.delivery.plots import to_png
-from prunekit.delivery.sweep_plot import sweep_figure
-from prunekit.delivery.sweeps import SweepReport, SweptPoint, swept_point
+from prunekit.delivery.plots.plots import to_png
+from prunekit.delivery.plots.sweep_plot import sweep_figure
+from prunekit.delivery.reports.sweeps import SweepReport, SweptPoint, swept_point
 
 
 def swept(name, accuracy, size, outcome="done", **values):

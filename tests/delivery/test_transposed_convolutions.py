@@ -7,8 +7,8 @@ from ai_edge_litert.interpreter import Interpreter
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.delivery.litert_graph import LiteRTGraph
-from prunekit.techniques.quantize import subpixels
+from prunekit.delivery.litert.litert_graph import LiteRTGraph
+from prunekit.techniques.quantize.placement import subpixels
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 BLOCKS, PADDED = "CONV_2D DEPTH_TO_SPACE", "PAD CONV_2D DEPTH_TO_SPACE"

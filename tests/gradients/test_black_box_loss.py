@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 import prunekit as pk
-from prunekit.core.losses import loss_of
+from prunekit.core.runtime.losses import loss_of
 
 CentralDifferences, MeasuredLoss, SPSA = pk.gradients.CentralDifferences, pk.gradients.MeasuredLoss, pk.gradients.SPSA
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from prunekit.gradients.custom_gradients import straight_through, with_gradient
+from prunekit.training_tools.gradients.custom_gradients import straight_through, with_gradient
 
 MODES = {"eager": lambda f: f, "graph": lambda f: tf.function(f, autograph=False),
          "xla": lambda f: tf.function(f, autograph=False, jit_compile=True)}  # fmt: skip

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from prunekit.gradients.diagnosis import diagnose
+from prunekit.training_tools.gradients.diagnosis import diagnose
 
 layers = keras.layers
 cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

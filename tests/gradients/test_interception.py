@@ -9,8 +9,8 @@ from intercepted_models import compiled, data, network
 from keras import layers
 
 import prunekit as pk
-from prunekit.anatomy.model_weights import places
-from prunekit.gradients import intercepting
+from prunekit.anatomy.layers.model_weights import places
+from prunekit.training_tools.gradients import intercepting
 
 
 def by_hand(model, x, y, at_hidden):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from intercepted_models import compiled, data, network
 
 import prunekit as pk
-from prunekit.gradients import intercepting
+from prunekit.training_tools.gradients import intercepting
 
 
 class TestNothingIsLeft:

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import prunekit as pk
-from prunekit.gradients import intercepting
+from prunekit.training_tools.gradients import intercepting
 
 
 def recurrent():

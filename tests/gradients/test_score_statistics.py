@@ -6,8 +6,8 @@ import pytest
 from backends import tensorflow_only
 from keras import ops
 
-from prunekit.anatomy.targets import find_targets
-from prunekit.core.statistics import Collectors
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.statistics.statistics import Collectors
 
 pytestmark = pytest.mark.every_backend
 

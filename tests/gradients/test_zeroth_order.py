@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from prunekit.gradients.zeroth_order import SPSA, CentralDifferences
+from prunekit.training_tools.gradients.zeroth_order import SPSA, CentralDifferences
 
 
 def cubic(labels, outputs):

@@ -10,8 +10,8 @@ import pytest
 from keras import layers
 from reinitialized_models import built, kernels, wide
 
-from prunekit.anatomy.fans import fans
-from prunekit.anatomy.targets import find_targets
+from prunekit.anatomy.layers.fans import fans
+from prunekit.anatomy.layers.targets import find_targets
 from prunekit.initialization import initializers
 from prunekit.initialization.sampling import CUT_DEVIATION
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from legacy_models import L, keras2, saved, their_noise
 
-from prunekit.anatomy.archives import LIMITS
+from prunekit.anatomy.files.archives import LIMITS
 from prunekit.interop.tfmot import read_model
 
 

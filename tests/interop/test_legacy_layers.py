@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from legacy_models import L, keras2, saved, their_noise
 
-from prunekit.anatomy.model_weights import weights_in
+from prunekit.anatomy.layers.model_weights import weights_in
 from prunekit.interop.tfmot import read_model
 
 SEQUENCE, IMAGE, VOLUME, VECTOR = (6, 5), (8, 8, 4), (6, 6, 6, 2), (7,)

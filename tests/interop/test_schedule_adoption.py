@@ -8,7 +8,7 @@ import pytest
 import prunekit as pk
 from prunekit.interop.tfmot.arithmetic import ForwardPassSchedule
 from prunekit.interop.tfmot.schedule_adoption import adopted
-from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.techniques.pruning.masks.options import PruningOptions
 
 sparsity = old.tfmot.sparsity.keras
 THEIRS = [

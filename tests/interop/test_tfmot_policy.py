@@ -6,11 +6,11 @@ import pytest
 from backends import tensorflow_only
 
 import prunekit as pk
-from prunekit.anatomy.targets import find_targets
+from prunekit.anatomy.layers.targets import find_targets
 from prunekit.interop.tfmot.policy import TfmotPolicy, ThresholdCalculator
-from prunekit.techniques.pruning.gradual import Gradual
-from prunekit.techniques.pruning.mask_calculator import MaskCalculator
-from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.techniques.pruning.masks.mask_calculator import MaskCalculator
+from prunekit.techniques.pruning.masks.options import PruningOptions
+from prunekit.techniques.pruning.policies.gradual import Gradual
 
 
 @pytest.mark.every_backend

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from prunekit.loops.activation_cache import FileStore, MemoryStore
+from prunekit.training_tools.loops.activation_cache import FileStore, MemoryStore
 
 
 @pytest.mark.parametrize("kind", [MemoryStore, FileStore])

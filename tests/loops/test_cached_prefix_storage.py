@@ -13,7 +13,7 @@ from keras import layers
 from prefix_models import built, data, frozen, same
 
 import prunekit as pk
-from prunekit.loops.activation_cache import TooLargeError
+from prunekit.training_tools.loops.activation_cache import TooLargeError
 
 # ---------------------------------------------------------------- computed once, never stale
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prunekit.loops.gradient_accumulator import GradientAccumulator
+from prunekit.training_tools.loops.gradient_accumulator import GradientAccumulator
 
 
 def variables(*shapes, dtype="float32"):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from keras import ops
 
-from prunekit.loops.levenberg_marquardt import LevenbergMarquardt
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.training.pruner import Pruner
+from prunekit.training_tools.loops.levenberg_marquardt import LevenbergMarquardt
 
 optimize = pytest.importorskip("scipy.optimize")
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prunekit.loops.tape_loop import TapeLoop
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.pruner import Pruner
+from prunekit.training_tools.loops.tape_loop import TapeLoop
 
 cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 SCHEDULE = PolynomialDecay(0.0, 0.8, 1, 6, frequency=2)

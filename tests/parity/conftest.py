@@ -4,8 +4,8 @@ import pytest
 from one_weight import holding
 
 from prunekit.sparsity.schedules import OneShot
-from prunekit.techniques.pruning.options import as_options
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.masks.options import as_options
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 
 from prunekit.sparsity.schedules import OneShot
-from prunekit.techniques.pruning.options import PruningOptions
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.masks.options import PruningOptions
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 
 def holding(weight):

@@ -10,7 +10,7 @@ import keras
 import original
 import tf_keras
 
-from prunekit.techniques.quantize.placement import place
+from prunekit.techniques.quantize.placement.placement import place
 
 PRESCRIBED = "the grid that the kernel prescribes"
 theirs = original.tfmot.quantization.keras

@@ -7,9 +7,9 @@ import pytest
 import tf_keras
 
 import prunekit as pk
-from prunekit.anatomy.targets import find_targets
-from prunekit.techniques.pruning.options import PruningOptions
-from prunekit.techniques.pruning.policy import get_policy
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.techniques.pruning.masks.options import PruningOptions
+from prunekit.techniques.pruning.masks.policy import get_policy
 
 REFUSED = None
 SEQUENCE, IMAGE, VOLUME, FLAT = (6, 4), (6, 6, 4), (6, 6, 6, 4), (4,)

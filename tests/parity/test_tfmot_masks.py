@@ -9,8 +9,8 @@ from one_weight import compat_mask, holding
 import prunekit as pk
 from prunekit.sparsity.patterns import NM, Block
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.techniques.pruning.options import as_options
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.masks.options import as_options
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 SIZES = [1, 2, 3, 4, 5, 7, 10, 16, 33, 100, 1001]
 FRACTIONS = [0.0, 0.001, 0.05, 0.15, 0.25, 0.35, 0.45, 0.5, 0.55, 0.75, 0.95, 0.999]

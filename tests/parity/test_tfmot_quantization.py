@@ -23,7 +23,7 @@ from quantized_twins import (
 from rounded_places import differences, original_places, own_places, quantized_pair, quantizers_in, theirs
 
 import prunekit as pk
-from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.techniques.quantize.grids.grids import IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
 
 pytestmark = tensorflow_only

@@ -12,8 +12,8 @@ import tf_keras
 from backends import tensorflow_only
 
 import prunekit as pk
-from prunekit.delivery import litert
-from prunekit.delivery.xnnpack import read_verdict
+from prunekit.delivery.litert import litert
+from prunekit.delivery.litert.xnnpack import read_verdict
 
 pytestmark = tensorflow_only
 RUNS, DENSE, WRONG = "computed sparsely", "computed densely", "wrong numbers"

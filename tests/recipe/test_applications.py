@@ -8,15 +8,16 @@ import sys
 import keras
 import pytest
 
-from prunekit.recipe import applications as module
-from prunekit.recipe.applications import REQUIRED, applications, arguments_of
-from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
-from prunekit.recipe.models import build_model, model_digest
-from prunekit.recipe.plan import plan
-from prunekit.recipe.presence import check_named_files
-from prunekit.recipe.runner import compress, verify
-from prunekit.recipe.sources import ModelSource
-from prunekit.recipe.sweep import sweep
+from prunekit.anatomy.files.digests import model_digest
+from prunekit.recipe.run.plan import plan
+from prunekit.recipe.run.runner import compress, verify
+from prunekit.recipe.settings import applications as module
+from prunekit.recipe.settings.applications import REQUIRED, applications, arguments_of
+from prunekit.recipe.settings.sources import ModelSource
+from prunekit.recipe.state.models import build_model
+from prunekit.recipe.sweep.sweep import sweep
+from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe
+from prunekit.recipe.text.presence import check_named_files
 
 SMALL = {"application": "MobileNet", "input_shape": [32, 32, 3], "classes": 10, "arguments": {"alpha": 0.25}}
 PRUNE = {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}}
@@ -166,7 +167,7 @@ def test_arguments_that_keras_refuses_are_one_line():
 
 
 def test_the_plan_says_that_keras_downloads(monkeypatch, built):
-    monkeypatch.setattr("prunekit.recipe.preparation.build_model", lambda source, seed: built)
+    monkeypatch.setattr("prunekit.recipe.run.preparation.build_model", lambda source, seed: built)
     found = plan(source(weights="imagenet", classes=None))
     assert found.notes[0] == (
         "Keras downloads the imagenet weights of MobileNet once, and keeps them in its cache folder."

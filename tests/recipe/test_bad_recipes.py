@@ -14,10 +14,10 @@ from processor_time import timed
 from recipe_mutations import FULL, VALUES, WORDS, text_mutants, tree_mutants
 
 from prunekit import cli
-from prunekit.recipe.fields import LONGEST_PATTERN, MOST_EXPRESSIONS, MOST_NEAREST, MOST_WIDE_RANGES, nearest
-from prunekit.recipe.loader import RecipeError, builtin_recipes, dump_recipe, load_recipe
-from prunekit.recipe.schema import Recipe
-from prunekit.recipe.yaml_reader import (
+from prunekit.recipe.settings.fields import LONGEST_PATTERN, MOST_EXPRESSIONS, MOST_NEAREST, MOST_WIDE_RANGES, nearest
+from prunekit.recipe.settings.schema import Recipe
+from prunekit.recipe.text.loader import RecipeError, builtin_recipes, dump_recipe, load_recipe
+from prunekit.recipe.text.yaml_reader import (
     DEEPEST,
     LARGEST_FILE,
     LONGEST_MESSAGE,

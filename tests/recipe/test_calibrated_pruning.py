@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 import prunekit as pk
-from prunekit.core import layerwise, synthetic_inputs
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.plan import plan
+from prunekit.core.data import synthetic_inputs
+from prunekit.core.layerwise import layerwise
+from prunekit.recipe.run.plan import plan
+from prunekit.recipe.text.loader import RecipeError
 
 
 @pytest.fixture(scope="module")

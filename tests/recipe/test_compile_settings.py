@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from prunekit.recipe.compile_fields import Compile
-from prunekit.recipe.compile_settings import (
+from prunekit.recipe.settings.compile_fields import Compile
+from prunekit.recipe.state.compile_settings import (
     OutputMetrics,
     accuracy_name,
     as_floats,
@@ -14,7 +14,7 @@ from prunekit.recipe.compile_settings import (
     output_names,
     reason_of,
 )
-from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.text.loader import RecipeError
 
 TWO = ("left", "right")
 INPUTS = np.linspace(-1, 1, 24, dtype="float32").reshape(6, 4)

@@ -6,15 +6,15 @@ import sys
 import numpy as np
 import pytest
 
-from prunekit.loops.activation_cache import array_digest
-from prunekit.recipe.data import Data, check_files, given_data, load_data
+from prunekit.anatomy.files.digests import array_digest
 from prunekit.recipe.datasets import builtin_files
 from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.datasets.builtin_files import fashion_files
+from prunekit.recipe.datasets.data import Data, check_files, given_data, load_data
+from prunekit.recipe.datasets.idx import read_idx
 from prunekit.recipe.datasets.parts import ArrayPart
-from prunekit.recipe.idx import read_idx
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.schema import DataSource
+from prunekit.recipe.settings.schema import DataSource
+from prunekit.recipe.text.loader import RecipeError
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 

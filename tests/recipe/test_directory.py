@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from prunekit.core.snapshot import Snapshot, Snapshots
-from prunekit.recipe.directory import (
+from prunekit.core.runtime.snapshot import Snapshot, Snapshots
+from prunekit.recipe.state.directory import (
     CHECKPOINT,
     LOCK,
     MODEL,
@@ -21,7 +21,7 @@ from prunekit.recipe.directory import (
     run_directory,
     unfinished,
 )
-from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.text.loader import RecipeError
 
 
 def made(path, text="old"):
@@ -116,7 +116,7 @@ def dead_process():
 
 
 def test_an_unfinished_run_without_a_checkpoint_is_removed_by_the_next_run(tmp_path):
-    killed = "import os, sys; from prunekit.recipe.directory import run_directory; from pathlib import Path\n" + (
+    killed = "import os, sys; from prunekit.recipe.state.directory import run_directory; from pathlib import Path\n" + (
         "with run_directory(Path(sys.argv[1]), force=False) as folder:\n"
         "    (folder / 'model.keras').write_text('half'); print(folder, flush=True); os._exit(9)"
     )

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from prunekit.delivery.metrics import inferred
-from prunekit.delivery.rows import ExportRow
-from prunekit.recipe.expectations import Measured, checked, failure_text
-from prunekit.recipe.step_settings import Expect
+from prunekit.delivery.reports.metrics import inferred
+from prunekit.delivery.reports.rows import ExportRow
+from prunekit.recipe.settings.step_settings import Expect
+from prunekit.recipe.steps.expectations import Measured, checked, failure_text
 
 BOUNDS = {
     "accuracy": {"min": 0.90625},

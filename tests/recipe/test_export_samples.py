@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from keras import layers as L
 
-from prunekit.recipe.export_samples import export_samples
-from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.state.export_samples import export_samples
+from prunekit.recipe.text.loader import RecipeError
 
 pytestmark = pytest.mark.every_backend
 

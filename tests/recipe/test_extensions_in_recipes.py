@@ -8,9 +8,9 @@ import outside_extensions
 import pytest
 from recipe_documents import recipe
 
-from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
-from prunekit.recipe.plan import plan
-from prunekit.recipe.runner import compress
+from prunekit.recipe.run.plan import plan
+from prunekit.recipe.run.runner import compress
+from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe
 
 CONSTANT = {"type": "constant", "target_sparsity": 0.5, "begin": {"steps": 1}, "frequency": 2}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sample_recipe import TEXT
 
-from prunekit.recipe.loader import RecipeError, builtin_recipes, find_recipe, load_recipe
+from prunekit.recipe.text.loader import RecipeError, builtin_recipes, find_recipe, load_recipe
 
 
 class TestFindingRecipes:

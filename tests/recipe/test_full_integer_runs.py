@@ -9,7 +9,7 @@ from integer_files import float_operations, graph_of_file
 from keras import layers as L
 from tiny_recipes import recipe
 
-from prunekit.recipe.runner import compress, plan
+from prunekit.recipe.run.runner import compress, plan
 
 SAMPLES = np.random.default_rng(3).normal(size=(70, 4, 6)).astype("float32"), np.arange(70) % 3
 PAIRS = SAMPLES, SAMPLES

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import sweep_stand_in
 
-from prunekit.recipe.grid import MOST_POINTS, grid, read_values
-from prunekit.recipe.loader import RecipeError, load_recipe
+from prunekit.recipe.text.grid import MOST_POINTS, grid, read_values
+from prunekit.recipe.text.loader import RecipeError, load_recipe
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from prunekit.recipe.interruption import ctrl_c_held_back
+from prunekit.recipe.state.interruption import ctrl_c_held_back
 
 pytestmark = pytest.mark.every_backend
 

@@ -6,9 +6,9 @@ import pytest
 from tiny_recipes import Stop, prune, recipe, told, zeros
 
 import prunekit as pk
-from prunekit.recipe.loader import RecipeError, load_recipe
-from prunekit.recipe.models import model_digest
-from prunekit.recipe.runner import compress, plan, verify
+from prunekit.anatomy.files.digests import model_digest
+from prunekit.recipe.run.runner import compress, plan, verify
+from prunekit.recipe.text.loader import RecipeError, load_recipe
 
 TRAIN = {"train": {"epochs": 1}}
 BLOCK = {"remove_blocks": {"calibration": 32}}

@@ -5,9 +5,9 @@ import yaml
 from processor_time import timed
 from sample_recipe import LOCATED, TEXT
 
-from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
-from prunekit.recipe.yaml_reader import LARGEST_FILE, read_text, read_value
-from prunekit.recipe.yaml_reader import RecipeError as TextError
+from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe
+from prunekit.recipe.text.yaml_reader import LARGEST_FILE, read_text, read_value
+from prunekit.recipe.text.yaml_reader import RecipeError as TextError
 
 
 def changed(old, new):

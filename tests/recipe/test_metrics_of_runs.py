@@ -8,11 +8,11 @@ import pytest
 from backends import BACKEND
 from tiny_recipes import recipe
 
-from prunekit.delivery.report_sections import exports, metrics, pictures, steps
-from prunekit.delivery.run_report import RunReport
-from prunekit.delivery.sweeps import SweepReport, SweptPoint, swept_point
-from prunekit.recipe.loader import RecipeError, load_recipe
-from prunekit.recipe.runner import compress, plan
+from prunekit.delivery.reports.report_sections import exports, metrics, pictures, steps
+from prunekit.delivery.reports.run_report import RunReport
+from prunekit.delivery.reports.sweeps import SweepReport, SweptPoint, swept_point
+from prunekit.recipe.run.runner import compress, plan
+from prunekit.recipe.text.loader import RecipeError, load_recipe
 
 COMPILE = {"optimizer": {"name": "adam", "learning_rate": 0.01}, "loss": "mse", "metrics": ["mae"], "batch_size": 16}
 SCHEDULE = {"type": "linear", "final_sparsity": 0.5, "end": {"epochs": 1}, "frequency": 2}
@@ -229,8 +229,8 @@ def test_a_report_of_an_older_version_shows_its_accuracy(regression):
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="arithmetic on a report")
 def test_a_sweep_compares_points_by_the_main_metric_in_its_direction(regression, tmp_path):
-    from prunekit.delivery.sweep_plot import sweep_figure
-    from prunekit.delivery.sweeps import point_line, sweep_csv, sweep_table
+    from prunekit.delivery.plots.sweep_plot import sweep_figure
+    from prunekit.delivery.reports.sweeps import point_line, sweep_csv, sweep_table
 
     point = swept_point("a", {"final": 0.5}, regression[0].report, "smallest")
     assert point.main == regression[0].report.metrics["mae_after"]

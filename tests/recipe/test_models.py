@@ -4,9 +4,10 @@ import keras
 import numpy as np
 import pytest
 
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.models import MODELS, build_model, check_model_file, load_model, model_digest, weight_arrays
-from prunekit.recipe.schema import ModelSource
+from prunekit.anatomy.files.digests import model_digest, weight_arrays
+from prunekit.recipe.settings.schema import ModelSource
+from prunekit.recipe.state.models import MODELS, build_model, check_model_file, load_model
+from prunekit.recipe.text.loader import RecipeError
 
 pytestmark = pytest.mark.every_backend
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from sample_recipe import LOCATED, TEXT
 
-from prunekit.recipe.loader import RecipeError, builtin_recipes, dump_recipe
+from prunekit.recipe.text.loader import RecipeError, builtin_recipes, dump_recipe
 
 NASTY = [
     *("null", "true", "-1", "0", "1.5", "1e400", "[]", "{}", "[[]]", "{a: 1}", "'x'", '""', "$x", "$$", "$final", "~"),

@@ -9,9 +9,9 @@ from recipe_documents import one_shot, prune, recipe
 from rich.console import Console
 
 import prunekit as pk
-from prunekit.recipe import planned_counts
-from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
-from prunekit.recipe.plan import plan, show_plan
+from prunekit.recipe.run.plan import plan, show_plan
+from prunekit.recipe.steps import planned_counts
+from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe
 
 ALLOCATIONS = ["uniform", "global", {"type": "global", "normalization": "l2"}, "erk", "lamp", "layer_error"]
 

@@ -10,9 +10,9 @@ import yaml
 from backends import BACKEND
 from tiny_recipes import COMPILE, ONE_SHOT, WHOLE, prune, recipe, zeros
 
-from prunekit.recipe.loader import RecipeError, load_recipe
-from prunekit.recipe.models import model_digest
-from prunekit.recipe.runner import compress, plan
+from prunekit.anatomy.files.digests import model_digest
+from prunekit.recipe.run.runner import compress, plan
+from prunekit.recipe.text.loader import RecipeError, load_recipe
 
 pytestmark = pytest.mark.every_backend
 

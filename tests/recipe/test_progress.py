@@ -4,9 +4,9 @@ import types
 
 import pytest
 
-from prunekit.delivery.metrics import keras_metric
-from prunekit.recipe import progress
-from prunekit.recipe.progress import EpochProgress, TimeLeft
+from prunekit.delivery.reports.metrics import keras_metric
+from prunekit.recipe.state import progress
+from prunekit.recipe.state.progress import EpochProgress, TimeLeft
 
 
 def told(monkeypatch, durations, epochs, later, logs=None):

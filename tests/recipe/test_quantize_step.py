@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from tiny_recipes import Stop, prune, recipe, told
 
-from prunekit.recipe.loader import RecipeError, load_recipe
-from prunekit.recipe.models import model_digest
-from prunekit.recipe.runner import compress, plan, verify
-from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
-from prunekit.techniques.quantize.ranges import grid_holding
+from prunekit.anatomy.files.digests import model_digest
+from prunekit.recipe.run.runner import compress, plan, verify
+from prunekit.recipe.text.loader import RecipeError, load_recipe
+from prunekit.techniques.quantize.grids.grids import Granularity, IntegerFormat
+from prunekit.techniques.quantize.grids.ranges import grid_holding
 
 TRAIN = {"train": {"epochs": 1}}
 
@@ -168,7 +168,7 @@ def test_the_plan_says_that_files_store_fewer_bits_as_4(pairs, bits):
 def test_a_plan_prints_its_tables(pairs, capsys):
     from rich.console import Console
 
-    from prunekit.recipe.plan import show_plan
+    from prunekit.recipe.run.plan import show_plan
 
     show_plan(plan(recipe(quantize()), network(), pairs), Console(width=160))
     text = capsys.readouterr().out
@@ -293,8 +293,8 @@ def test_other_backends_are_refused_before_any_step(pairs):
 
 
 def test_a_file_that_fails_leaves_a_row_with_the_reason(pairs, monkeypatch):
-    from prunekit.delivery.integer_report import IntegerExportError
-    from prunekit.recipe import quantize_step
+    from prunekit.delivery.integers.integer_report import IntegerExportError
+    from prunekit.recipe.steps import quantize_step
 
     def failing(*arguments, **options):
         raise IntegerExportError("The model cannot be converted: no.")
@@ -367,7 +367,7 @@ def test_bits_for_a_budget_are_chosen_before_the_training_and_kept_when_it_resum
         # Two epochs of pruning, and two of the training on integers.
         compress(steps, network(), pairs, tmp_path / "run", progress=Stop(4, steps=False))
     # Weights that were trained meanwhile might be given other bits.
-    monkeypatch.setattr("prunekit.recipe.quantize_step.choose_bits", None)
+    monkeypatch.setattr("prunekit.recipe.steps.quantize_step.choose_bits", None)
     resumed = compress(steps, network(), pairs, tmp_path / "run", resume=True)
     assert told(resumed.report)["steps"] == told(whole.report)["steps"]
     assert resumed.report.to_dict()["exports"] == whole.report.to_dict()["exports"]

@@ -17,15 +17,16 @@ from backends import BACKEND
 from clusters import environment, run, run_workers
 from interrupted_recipes import ended, lines, write
 
-from prunekit.recipe import replica_state
-from prunekit.recipe import replicas as replicas_module
-from prunekit.recipe.compile_fields import Compile
+from prunekit.anatomy.files.digests import weight_arrays
 from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.datasets.parts import ArrayPart
-from prunekit.recipe.loader import RecipeError, load_recipe
-from prunekit.recipe.models import load_model, weight_arrays
-from prunekit.recipe.replicas import ALONE, Replicas, check_distribution, distributed
-from prunekit.recipe.runner import compress, plan
+from prunekit.recipe.run.runner import compress, plan
+from prunekit.recipe.settings.compile_fields import Compile
+from prunekit.recipe.state import replica_state
+from prunekit.recipe.state import replicas as replicas_module
+from prunekit.recipe.state.models import load_model
+from prunekit.recipe.state.replicas import ALONE, Replicas, check_distribution, distributed
+from prunekit.recipe.text.loader import RecipeError, load_recipe
 
 pytestmark = pytest.mark.skipif(BACKEND != "tensorflow", reason="starts processes of each backend itself")
 CONFIG = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 1}}

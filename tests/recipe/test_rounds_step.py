@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from tiny_recipes import Stop, recipe, told
 
-from prunekit.recipe.loader import RecipeError, load_recipe
-from prunekit.recipe.models import model_digest, weight_arrays
-from prunekit.recipe.runner import compress, plan
-from prunekit.recipe.workspace import Workspace
+from prunekit.anatomy.files.digests import model_digest, weight_arrays
+from prunekit.recipe.run.runner import compress, plan
+from prunekit.recipe.state.workspace import Workspace
+from prunekit.recipe.text.loader import RecipeError, load_recipe
 
 SETTINGS = {"number": 2, "sparsity": 0.75, "epochs_per_round": 2, "include": ["hidden"]}
 

@@ -10,13 +10,14 @@ import pytest
 from backends import BACKEND, tensorflow_only
 from tiny_recipes import COMPILE, ONE_SHOT, WHOLE, prune, recipe, zeros
 
-from prunekit.anatomy.inspection import inspect
-from prunekit.core import environment
-from prunekit.delivery.run_report import RunReport
-from prunekit.recipe import progress as progress_module
-from prunekit.recipe.loader import RecipeError, load_recipe
-from prunekit.recipe.models import load_model, model_digest, weight_arrays
-from prunekit.recipe.runner import ExpectationFailed, compress, verify
+from prunekit.anatomy.cost.inspection import inspect
+from prunekit.anatomy.files.digests import model_digest, weight_arrays
+from prunekit.core.runtime import environment
+from prunekit.delivery.reports.run_report import RunReport
+from prunekit.recipe.run.runner import ExpectationFailed, compress, verify
+from prunekit.recipe.state import progress as progress_module
+from prunekit.recipe.state.models import load_model
+from prunekit.recipe.text.loader import RecipeError, load_recipe
 
 pytestmark = pytest.mark.every_backend
 

@@ -10,10 +10,10 @@ import yaml
 from pydantic import ValidationError
 from recipe_documents import SCHEDULES, export, one_shot, prune, recipe
 
-from prunekit.anatomy.keras_metrics import KERAS_METRICS
-from prunekit.recipe import compile_fields, sources, step_settings
-from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
-from prunekit.recipe.timing import Duration
+from prunekit.anatomy.records.keras_metrics import KERAS_METRICS
+from prunekit.recipe.settings import compile_fields, sources, step_settings
+from prunekit.recipe.settings.timing import Duration
+from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe
 from prunekit.sparsity import schedules, shorthands
 
 
@@ -237,11 +237,11 @@ class TestAgreementWithTheRestOfPrunekit:
             assert isinstance(allocation.get_allocation(name), allocation.Allocation)
 
     def test_export_formats(self):
-        delivery = importlib.import_module("prunekit.delivery.export")
+        delivery = importlib.import_module("prunekit.operations.export")
         assert set(delivery.FORMATS) == set(step_settings.ExportFormat.__args__)
 
     def test_built_in_models(self):
-        models = importlib.import_module("prunekit.recipe.models")
+        models = importlib.import_module("prunekit.recipe.state.models")
         names = sources.ModelSource.model_fields["builtin"].annotation.__args__[0].__args__
         assert set(models.MODELS) == set(names)
 

@@ -3,7 +3,7 @@
 import pytest
 from recipe_documents import SCHEDULES, export, one_shot, prune, recipe
 
-from prunekit.recipe.loader import RecipeError, load_recipe
+from prunekit.recipe.text.loader import RecipeError, load_recipe
 
 REFUSED = {
     "no steps": (recipe() | {"steps": []}, r"^steps: .*at least 1 item"),

@@ -10,9 +10,9 @@ import pytest
 from scanned_models import Subclassed, branches_and_a_shared_layer
 
 import prunekit as pk
-from prunekit.anatomy.targets import find_targets
-from prunekit.delivery.sensitivity import SensitivityReport
-from prunekit.delivery.sensitivity_plot import sensitivity_figure
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.delivery.plots.sensitivity_plot import sensitivity_figure
+from prunekit.delivery.reports.sensitivity import SensitivityReport
 
 LEVELS = (0.5, 0.8)
 
@@ -147,7 +147,7 @@ def test_a_scan_continues_where_it_was_interrupted(tmp_path, monkeypatch):
     done = pk.sensitivity(classifier(), labelled(), sparsity=LEVELS, output=folder)
     assert done.complete and done.rows[0].output_error == 7.0
     assert (folder / "sensitivity.png").read_bytes()[:4] == b"\x89PNG"
-    monkeypatch.setattr("prunekit.recipe.sensitivity.SensitivityScan", None)
+    monkeypatch.setattr("prunekit.operations.sensitivity.SensitivityScan", None)
     assert pk.sensitivity(classifier(), labelled(), sparsity=LEVELS, output=folder) == done
 
 

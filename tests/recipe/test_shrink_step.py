@@ -10,17 +10,17 @@ from shrink_recipes import network, shapes, shrink
 from tiny_recipes import Stop, prune, recipe, told, zeros
 
 import prunekit as pk
-from prunekit.anatomy.channel_normalization import APPROXIMATIONS
-from prunekit.anatomy.channel_order import ALLOCATIONS
-from prunekit.core import synthetic_inputs
-from prunekit.core.channel_importance import REDUCTIONS
-from prunekit.recipe import shrink_settings
-from prunekit.recipe.loader import RecipeError, load_recipe
-from prunekit.recipe.models import model_digest, weight_arrays
-from prunekit.recipe.runner import compress, plan, verify
-from prunekit.recipe.shrink_settings import Shrink
-from prunekit.recipe.workspace import Workspace
-from prunekit.techniques.shrink.options import MEASURES, REPAIRS
+from prunekit.anatomy.channels.channel_normalization import APPROXIMATIONS
+from prunekit.anatomy.channels.channel_order import ALLOCATIONS
+from prunekit.anatomy.files.digests import model_digest, weight_arrays
+from prunekit.core.data import synthetic_inputs
+from prunekit.core.statistics.channel_importance import REDUCTIONS
+from prunekit.recipe.run.runner import compress, plan, verify
+from prunekit.recipe.settings import shrink_settings
+from prunekit.recipe.settings.shrink_settings import Shrink
+from prunekit.recipe.state.workspace import Workspace
+from prunekit.recipe.text.loader import RecipeError, load_recipe
+from prunekit.techniques.shrink.channels.options import MEASURES, REPAIRS
 
 TRAIN = {"train": {"epochs": 1}}
 ROUNDS = {"channels": 0.5, "rounds": 2, "epochs_per_round": 2}

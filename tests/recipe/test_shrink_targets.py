@@ -8,14 +8,14 @@ import pytest
 from shrink_recipes import network, shapes, shrink
 from tiny_recipes import Stop, prune, recipe, zeros
 
-from prunekit.recipe import shrink_step
-from prunekit.recipe.loader import RecipeError, load_recipe
-from prunekit.recipe.models import model_digest
-from prunekit.recipe.replicas import Replicas
-from prunekit.recipe.run_inputs import RunInputs
-from prunekit.recipe.runner import compress, plan
-from prunekit.recipe.shrink_settings import Shrink
-from prunekit.techniques.shrink.measured_size import Measure, Measured
+from prunekit.anatomy.files.digests import model_digest
+from prunekit.recipe.run.runner import compress, plan
+from prunekit.recipe.settings.shrink_settings import Shrink
+from prunekit.recipe.state.replicas import Replicas
+from prunekit.recipe.state.run_inputs import RunInputs
+from prunekit.recipe.steps import shrink_step
+from prunekit.recipe.text.loader import RecipeError, load_recipe
+from prunekit.techniques.shrink.channels.measured_size import Measure, Measured
 
 TRAIN = {"train": {"epochs": 1}}
 

@@ -8,10 +8,10 @@ import pytest
 import yaml
 from tiny_recipes import ONE_SHOT, WHOLE, prune, recipe, zeros
 
-from prunekit.recipe.execution import masks_the_model_came_with
-from prunekit.recipe.loader import load_recipe
-from prunekit.recipe.preparation import prepare, settled_recipe
-from prunekit.recipe.runner import compress, verify
+from prunekit.recipe.run.execution import masks_the_model_came_with
+from prunekit.recipe.run.preparation import prepare, settled_recipe
+from prunekit.recipe.run.runner import compress, verify
+from prunekit.recipe.text.loader import load_recipe
 
 FINETUNE = {"finetune": {"epochs": 2}}
 LET_GO = {"finetune": {"epochs": 2, "keep_zeros": False}}

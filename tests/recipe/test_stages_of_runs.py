@@ -9,12 +9,12 @@ from backends import BACKEND, tensorflow_only
 from tiny_recipes import Stop, prune, recipe
 
 import prunekit as pk
-from prunekit.delivery.html_report import render_html
-from prunekit.delivery.latency import ConversionError
-from prunekit.delivery.run_report import RunReport
-from prunekit.recipe import export_samples, stages
-from prunekit.recipe.directory import unfinished
-from prunekit.recipe.runner import compress, verify
+from prunekit.delivery.litert.latency import ConversionError
+from prunekit.delivery.pages.html_report import render_html
+from prunekit.delivery.reports.run_report import RunReport
+from prunekit.recipe.run.runner import compress, verify
+from prunekit.recipe.state import export_samples, stages
+from prunekit.recipe.state.directory import unfinished
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
@@ -193,7 +193,7 @@ def test_a_run_that_removes_nothing_has_nothing_to_compare_with(pairs):
 
 @tensorflow_only
 def test_half_of_the_channels_are_measured_to_be_faster(pairs, monkeypatch):
-    monkeypatch.setattr("prunekit.recipe.stages._SECONDS", 0.5)
+    monkeypatch.setattr("prunekit.recipe.state.stages._SECONDS", 0.5)
     keras.utils.set_random_seed(20)
     layers = [keras.layers.Dense(1024, activation="relu") for _ in range(2)]
     model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(4)])

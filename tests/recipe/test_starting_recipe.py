@@ -9,11 +9,11 @@ from command_lines import assert_mistake
 from data_folders import write_csv, write_images
 
 from prunekit.commands.start import init
-from prunekit.recipe.compile_fields import MetricSettings
-from prunekit.recipe.loader import RecipeError, load_recipe
-from prunekit.recipe.runner import plan
-from prunekit.recipe.starting_recipe import Start, starting_recipe, write_starting_recipe
-from prunekit.recipe.starting_steps import GOALS
+from prunekit.recipe.run.runner import plan
+from prunekit.recipe.settings.compile_fields import MetricSettings
+from prunekit.recipe.start.starting_recipe import Start, starting_recipe, write_starting_recipe
+from prunekit.recipe.start.starting_steps import GOALS
+from prunekit.recipe.text.loader import RecipeError, load_recipe
 
 CHANGES = ["prune", "finetune", "export", *["quantize"] * (BACKEND == "tensorflow"), "expect"]
 
@@ -118,7 +118,7 @@ def test_a_mistake_of_the_plan_does_not_name_the_file_that_is_removed(tmp_path, 
     def plan_with_mistake(recipe):
         raise RecipeError("no.", str(tmp_path / ".unfinished-mine.yaml"), 3, 4)
 
-    monkeypatch.setattr("prunekit.recipe.starting_recipe.plan", plan_with_mistake)
+    monkeypatch.setattr("prunekit.recipe.start.starting_recipe.plan", plan_with_mistake)
     with pytest.raises(RecipeError, match=r"^no\.$"):
         write_starting_recipe(Start(None, "digits", None, tmp_path / "mine.yaml"))
 

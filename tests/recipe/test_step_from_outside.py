@@ -12,13 +12,13 @@ from backends import tensorflow_only
 from outside_step import HALVE
 from tiny_recipes import Stop, prune, recipe, told, zeros
 
-from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
-from prunekit.recipe.directory import unfinished
-from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
-from prunekit.recipe.models import model_digest, weight_arrays
-from prunekit.recipe.runner import compress, plan, verify
-from prunekit.recipe.schema import register_step, unregister_step
-from prunekit.recipe.workspace import Workspace
+from prunekit.anatomy.files.digests import model_digest, weight_arrays
+from prunekit.core.runtime.snapshot import Snapshot, read_snapshot, write_snapshot
+from prunekit.recipe.run.runner import compress, plan, verify
+from prunekit.recipe.settings.schema import register_step, unregister_step
+from prunekit.recipe.state.directory import unfinished
+from prunekit.recipe.state.workspace import Workspace
+from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe
 
 pytestmark = pytest.mark.every_backend
 

@@ -15,10 +15,11 @@ import sweep_stand_in
 from sweep_stand_in import RECIPE, SCRIPT, contents, environment, outcomes, prunekit, wait_for
 
 from prunekit import cli
-from prunekit.recipe import build_report, workers
-from prunekit.recipe.loader import RecipeError, load_recipe
-from prunekit.recipe.sweep import sweep
-from prunekit.recipe.workers import Jobs
+from prunekit.recipe.run import build_report
+from prunekit.recipe.sweep import workers
+from prunekit.recipe.sweep.sweep import sweep
+from prunekit.recipe.sweep.workers import Jobs
+from prunekit.recipe.text.loader import RecipeError, load_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +193,7 @@ class TestRunning:
     def test_a_damaged_report_is_named(self, recipe, tmp_path, monkeypatch):
         sweep(recipe, {"final": [0.5]}, tmp_path / "out")
         report = tmp_path / "out" / "final=0.5" / "report.json"
-        monkeypatch.setattr("prunekit.recipe.read_report.LARGEST_REPORT", report.stat().st_size)
+        monkeypatch.setattr("prunekit.recipe.state.read_report.LARGEST_REPORT", report.stat().st_size)
         assert sweep(recipe, {"final": [0.5]}, tmp_path / "out").complete
         for text in ("{", "[" * 100_000, "[1]", " " + report.read_text()):
             report.write_text(text)
@@ -202,8 +203,8 @@ class TestRunning:
 
 DRIVER = """
 import os, sys
-from prunekit.recipe import sweep_process
-from prunekit.recipe.sweep import sweep
+from prunekit.recipe.sweep import sweep_process
+from prunekit.recipe.sweep.sweep import sweep
 sweep_process.COMMAND = (sys.executable, sys.argv[1])
 sweep(sys.argv[2], {"kind": sys.argv[4:]}, sys.argv[3])
 """

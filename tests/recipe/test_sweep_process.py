@@ -8,8 +8,8 @@ from dataclasses import asdict
 import pytest
 from sweep_stand_in import wait_for
 
-from prunekit.recipe import sweep_process
-from prunekit.recipe.sweep_process import Ending, PointProcess, Task
+from prunekit.recipe.sweep import sweep_process
+from prunekit.recipe.sweep.sweep_process import Ending, PointProcess, Task
 
 
 def test_a_mistake_is_its_one_line(tmp_path):
@@ -46,8 +46,8 @@ def compress(recipe, *, output, trust, force, resume):
     finally:
         Path(output).rmdir()
 
-sys.modules["prunekit.recipe.runner"] = types.SimpleNamespace(compress=compress, ExpectationFailed=KeyError)
-from prunekit.recipe import sweep_process
+sys.modules["prunekit.recipe.run.runner"] = types.SimpleNamespace(compress=compress, ExpectationFailed=KeyError)
+from prunekit.recipe.sweep import sweep_process
 sys.exit(sweep_process.main(sys.argv[1:]))
 """
 
@@ -68,7 +68,7 @@ def test_a_run_that_was_killed_is_resumed_unless_it_is_to_be_replaced(monkeypatc
     stand_in = types.SimpleNamespace(
         compress=lambda recipe, **options: given.update(options), ExpectationFailed=KeyError
     )
-    monkeypatch.setitem(sys.modules, "prunekit.recipe.runner", stand_in)
+    monkeypatch.setitem(sys.modules, "prunekit.recipe.run.runner", stand_in)
     monkeypatch.setattr(sweep_process, "_end_with_parent", lambda: None)
     task = Task("one.yaml", str(tmp_path / "run"), str(tmp_path / "log"), force=force)
     assert sweep_process.main([json.dumps(asdict(task))]) == 0

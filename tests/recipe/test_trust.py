@@ -3,7 +3,7 @@
 import pytest
 from sample_recipe import TEXT
 
-from prunekit.recipe.loader import RecipeError, require_trust
+from prunekit.recipe.text.loader import RecipeError, require_trust
 
 
 class TestTrust:

@@ -12,10 +12,10 @@ import pytest
 import sweep_stand_in
 from sweep_stand_in import outcomes, prunekit
 
-from prunekit.recipe import sweep_process, workers
-from prunekit.recipe.sweep import sweep
-from prunekit.recipe.sweep_process import Ending, Task
-from prunekit.recipe.workers import Jobs
+from prunekit.recipe.sweep import sweep_process, workers
+from prunekit.recipe.sweep.sweep import sweep
+from prunekit.recipe.sweep.sweep_process import Ending, Task
+from prunekit.recipe.sweep.workers import Jobs
 
 ONCE = """
 version: 1

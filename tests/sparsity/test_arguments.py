@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from prunekit.core.arguments import require_positive
+from prunekit.core.runtime.arguments import require_positive
 from prunekit.sparsity.arguments import LARGEST, whole
 
 

@@ -24,7 +24,7 @@ from prunekit.sparsity.scores import (
     sparsities_of_rounds,
 )
 from prunekit.sparsity.shorthands import CRITERIA
-from prunekit.techniques.pruning.sparsegpt import HessianCriterion, OutputError, SparseGPT
+from prunekit.techniques.pruning.policies.sparsegpt import HessianCriterion, OutputError, SparseGPT
 
 pytestmark = pytest.mark.every_backend
 

@@ -6,7 +6,7 @@ import pytest
 from backends import BACKEND, PRECISIONS
 from keras import ops
 
-from prunekit.core import compilation
+from prunekit.core.runtime import compilation
 from prunekit.sparsity.selection import count_true, keep_largest, pruned_count, reading_plan
 
 pytestmark = pytest.mark.every_backend

@@ -13,10 +13,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from prunekit.operations.prune import prune
 from prunekit.sparsity.schedules import OneShot
-from prunekit.techniques.pruning.one_shot import prune
-from prunekit.techniques.pruning.options import as_options
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.masks.options import as_options
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 LAYERS = {
     "image": lambda dtype: keras.Sequential(

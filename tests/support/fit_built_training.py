@@ -5,7 +5,7 @@ import numpy as np
 from fit_built_models import BACKEND, KINDS
 
 import prunekit as pk
-from prunekit.anatomy.model_weights import weights_in
+from prunekit.anatomy.layers.model_weights import weights_in
 
 
 def schedule(**options):

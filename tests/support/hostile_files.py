@@ -4,8 +4,8 @@ import zipfile
 
 import pytest
 
-from prunekit.anatomy.archives import FileRefused, Limits
-from prunekit.anatomy.model_files import load_model
+from prunekit.anatomy.files.archives import FileRefused, Limits
+from prunekit.anatomy.files.model_files import load_model
 
 SMALL = Limits(members=5, expanded_bytes=1 << 16, expansion=10, config_bytes=4096, config_levels=30, objects=50)
 

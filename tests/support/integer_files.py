@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.delivery.integer_comparison import TensorDifference, file_inputs, tensor_differences
-from prunekit.delivery.litert import input_specs
-from prunekit.delivery.litert_graph import LiteRTGraph
-from prunekit.delivery.tensor_probe import opened
+from prunekit.delivery.integers.integer_comparison import TensorDifference, file_inputs, tensor_differences
+from prunekit.delivery.litert.litert import input_specs
+from prunekit.delivery.litert.litert_graph import LiteRTGraph
+from prunekit.delivery.litert.tensor_probe import opened
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from architectures import ARCHITECTURES, inputs_of, randomize
 
-from prunekit.delivery.litert_graph import LiteRTGraph
+from prunekit.delivery.litert.litert_graph import LiteRTGraph
 
 INT8, INT4 = 9, 17
 

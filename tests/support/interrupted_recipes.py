@@ -90,7 +90,7 @@ class Interrupt:
 
 
 def interrupted(kind, folder):
-    from prunekit.recipe.runner import compress
+    from prunekit.recipe.run.runner import compress
 
     recipe = write(folder, kind)
     try:
@@ -107,7 +107,7 @@ def interrupted(kind, folder):
 
 def refused_on_three(recipe, folder):
     """What is said of a run that was begun on three replicas."""
-    from prunekit.recipe.runner import compress
+    from prunekit.recipe.run.runner import compress
 
     path = folder / "run.unfinished" / "start.json"
     start = json.loads(path.read_text())

@@ -7,7 +7,7 @@ import numpy as np
 
 import prunekit as pk
 from prunekit import cli
-from prunekit.recipe import runner  # noqa: F401 (imported before processes are forked)
+from prunekit.recipe.run import runner  # noqa: F401 (imported before processes are forked)
 
 RECIPE = {
     "version": 1,

@@ -32,7 +32,7 @@ class Events:
         import h5py
         import keras
 
-        from prunekit.core import snapshot
+        from prunekit.core.runtime import snapshot
 
         for name in CALLS:
             self._around(os, name, name)

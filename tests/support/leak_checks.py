@@ -7,8 +7,8 @@ import keras
 import numpy as np
 from backends import sync_model_state
 
-from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 FTRL_START = np.float32(0.1)
 ZERO_MAKERS = (keras.optimizers.Ftrl, keras.optimizers.ScheduleFreeAdamW)

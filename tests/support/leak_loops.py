@@ -9,11 +9,11 @@ import numpy as np
 from backends import BACKEND
 from leak_checks import Checker, Leak, Spy, read
 
-from prunekit.delivery.quantization_callback import QuantizationCallback
-from prunekit.delivery.quantization_training import Quantizer
+from prunekit.operations.quantization_callback import QuantizationCallback
+from prunekit.operations.quantization_training import Quantizer
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 # The update at 8 is the last: 3 does not divide 8. Training goes on for 4 updates; a loss scale may skip some.
 SCHEDULE = PolynomialDecay(initial_sparsity=0.3, final_sparsity=0.85, begin_step=0, end_step=8, frequency=3)

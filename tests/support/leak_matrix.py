@@ -24,7 +24,7 @@ from backends import BACKEND
 from leak_checks import Checker, Leak, Snapshot, read
 from leak_loops import BATCH, PHASES, RUN, SCHEDULE, UPDATES, CustomStep
 
-from prunekit.techniques.pruning.mask_store import _KEEP_ZERO_SLOTS, LeakError
+from prunekit.techniques.pruning.masks.mask_store import _KEEP_ZERO_SLOTS, LeakError
 
 # ---------------------------------------------------------------- the axes
 

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from prunekit.anatomy.watching import watching
-from prunekit.core.statistics import DataCollector
+from prunekit.anatomy.graph.watching import watching
+from prunekit.core.statistics.statistics import DataCollector
 from prunekit.sparsity.allocation import Allocation
 from prunekit.sparsity.scores import Criterion
 from prunekit.sparsity.selection import pruned_count
@@ -25,7 +25,7 @@ from prunekit.sparsity.shorthands import (
     PolicyRow,
     StatisticRow,
 )
-from prunekit.techniques.pruning.gradual import Gradual
+from prunekit.techniques.pruning.policies.gradual import Gradual
 
 
 class InputSquares(DataCollector):

@@ -8,11 +8,11 @@ from typing import ClassVar
 import keras
 import numpy as np
 
-from prunekit.anatomy.sections import Column, Section
-from prunekit.recipe.fields import Name, Settings, refusal
-from prunekit.recipe.models import weight_arrays
-from prunekit.recipe.step_handler import PreparedStep, StepHandler, StepResult
-from prunekit.recipe.step_kinds import StepKind
+from prunekit.anatomy.files.digests import weight_arrays
+from prunekit.anatomy.records.sections import Column, Section
+from prunekit.recipe.settings.fields import Name, Settings, refusal
+from prunekit.recipe.settings.step_kinds import StepKind
+from prunekit.recipe.steps.step_handler import PreparedStep, StepHandler, StepResult
 
 
 class Halve(Settings):

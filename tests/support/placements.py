@@ -6,7 +6,7 @@ import re
 
 import keras
 
-from prunekit.techniques.quantize.placement import Placement
+from prunekit.techniques.quantize.placement.placement import Placement
 
 
 def producers(placement: Placement) -> dict[int, str]:

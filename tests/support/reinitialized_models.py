@@ -3,7 +3,7 @@
 import keras
 from keras import layers
 
-from prunekit.anatomy.targets import find_targets
+from prunekit.anatomy.layers.targets import find_targets
 
 
 def built(layer, shape, dtype="float32"):

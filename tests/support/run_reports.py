@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 
-from prunekit.anatomy.inspection import Event, Report, WeightRow
-from prunekit.anatomy.reports import Skipped
-from prunekit.delivery.export import ExportRow, RuntimeAdvice
-from prunekit.delivery.plot_data import weight_histogram
-from prunekit.delivery.rows import StageRow
-from prunekit.delivery.run_report import RunReport, compressed_sizes
+from prunekit.anatomy.cost.inspection import Event, Report, WeightRow
+from prunekit.anatomy.records.reports import Skipped
+from prunekit.delivery.reports.plot_data import weight_histogram
+from prunekit.delivery.reports.rows import StageRow
+from prunekit.delivery.reports.run_report import RunReport, compressed_sizes
+from prunekit.operations.export import ExportRow, RuntimeAdvice
 
 HOSTILE = "<script>alert(1)</script>/kernel"
 # Speed and size of the models of a run that removed channels and pruned.

@@ -10,7 +10,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 FORMATS = ["keras", "litert", "litert-sparse", "litert-float16", "litert-dynamic-int8"]
 COMPRESS = """
 import sys
-from prunekit.recipe.runner import compress
+from prunekit.recipe.run.runner import compress
 compress(sys.argv[1], output=sys.argv[2], force=True)
 """
 

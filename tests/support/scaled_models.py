@@ -6,10 +6,10 @@ from architectures import inputs_of, randomize, stack
 from keras import layers as L
 from keras import ops
 
-from prunekit.core.variable_values import assigned
-from prunekit.techniques.quantize.channel_scaling import rescale
-from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.rescaling import rescalable
+from prunekit.core.runtime.variable_values import assigned
+from prunekit.techniques.quantize.placement.placement import place
+from prunekit.techniques.quantize.rescaling.channel_scaling import rescale
+from prunekit.techniques.quantize.rescaling.rescaling import rescalable
 
 
 def outputs_of(model, inputs, training=False) -> list[np.ndarray]:

@@ -2,7 +2,7 @@
 
 import keras
 
-from prunekit.recipe.models import weight_arrays
+from prunekit.anatomy.files.digests import weight_arrays
 
 HALF = {"channels": 0.5}
 

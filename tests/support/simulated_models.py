@@ -7,7 +7,7 @@ import numpy as np
 from architectures import ARCHITECTURES, inputs_of, randomize
 from keras import ops
 
-from prunekit.core.model_function import ModelFunction
+from prunekit.core.runtime.model_function import ModelFunction
 
 
 def through(value, rounded):

@@ -1,8 +1,7 @@
 """Takes the place of a sweep's point process: writes a run directory without training anything, or fails as told.
 
 The variable `kind` selects the outcome: ok, unmet, mistake, crash, hang, silent, lying, or a duration such as 0.3s.
-Run as a script with a task as JSON, as `prunekit.recipe.sweep_process` is; nothing heavy is imported, so that it takes
-0.1 s.
+Run as a script with a task as JSON, as `sweep_process` is; nothing heavy is imported, so that it takes 0.1 s.
 """
 
 import json
@@ -33,7 +32,7 @@ def take_over(monkeypatch, folder):
     """Puts the stand-in in the place of point processes; returns the file of `RECIPE` in `folder`."""
     import run_reports
 
-    from prunekit.recipe import sweep_process
+    from prunekit.recipe.sweep import sweep_process
 
     (folder / "template.json").write_text(json.dumps(run_reports.make().to_dict()))
     (folder / "small.yaml").write_text(RECIPE)

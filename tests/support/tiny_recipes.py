@@ -3,7 +3,7 @@
 import numpy as np
 from backends import sync_model_state
 
-from prunekit.recipe.models import weight_arrays
+from prunekit.anatomy.files.digests import weight_arrays
 
 SCHEDULE = {"type": "polynomial_decay", "final_sparsity": 0.8, "end": {"epochs": 1.5}, "frequency": 2}
 COMPILE = {"optimizer": {"name": "adam", "learning_rate": 0.01}, "batch_size": 16, "from_logits": True}

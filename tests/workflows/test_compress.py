@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from runnable_recipes import COMPRESS, runnable
 
-from prunekit.recipe.data import check_files, load_data
-from prunekit.recipe.loader import RecipeError, load_recipe
-from prunekit.recipe.models import build_model, load_model, model_digest, weight_arrays
-from prunekit.recipe.runner import compress, plan
+from prunekit.anatomy.files.digests import model_digest, weight_arrays
+from prunekit.recipe.datasets.data import check_files, load_data
+from prunekit.recipe.run.runner import compress, plan
+from prunekit.recipe.state.models import build_model, load_model
+from prunekit.recipe.text.loader import RecipeError, load_recipe
 
 pytestmark = pytest.mark.every_backend
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.every_backend
 
 VERIFY = """
 import json, sys
-from prunekit.recipe.runner import verify
+from prunekit.recipe.run.runner import verify
 print(json.dumps(verify(sys.argv[1]).to_dict()))
 """
 # Nothing of prunekit can be imported here.

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from backends import tensorflow_only
 
-from prunekit.delivery.tensor_probe import opened
-from prunekit.recipe.runner import compress
+from prunekit.delivery.litert.tensor_probe import opened
+from prunekit.recipe.run.runner import compress
 
 KERNELS = {"conv_1/kernel": 144, "conv_2/kernel": 4608, "fc/kernel": 32768, "logits/kernel": 640}
 

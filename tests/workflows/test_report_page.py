@@ -10,7 +10,7 @@ import subprocess
 import pytest
 import run_reports
 
-from prunekit.delivery.html_report import render_html
+from prunekit.delivery.pages.html_report import render_html
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 COMPLAINTS = r"CONSOLE|Refused to|ERR_"

@@ -1,6 +1,19 @@
 """Everything that knows tensorflow-model-optimization: its files, its schedules, and its rules of pruning.
 
-The public names are loaded on first use (PEP 562).
+- `arithmetic`: its schedules, counts and patterns, to the bit
+- `schedule_adoption`: its schedules, recognised by name
+- `policy`: `compat="tfmot"`, leaks included
+- `legacy`: imports tf_keras and the package at first use
+- `layers`: tf_keras layer -> Keras 3 layer
+- `config`: configs from known classes
+- `files`: loads files without running code in them
+- `wrappers`: layers, masks and ranges in wrappers
+- `graph`: tf_keras model -> Keras 3 model
+- `training_state`: optimizer and loss
+- `comparison`: outputs of both models
+- `conversion`: models with their training state
+
+The public names are loaded on first use (PEP 562): a module of this folder is imported without the others.
 """
 
 from typing import TYPE_CHECKING

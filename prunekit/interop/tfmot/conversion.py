@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.model_weights import weights_in
-from prunekit.core import backend
-from prunekit.core.optimizers import optimizers_of
-from prunekit.core.partial_files import replace_model, write_problem
+from prunekit.anatomy.layers.model_weights import weights_in
+from prunekit.core.runtime import backend
+from prunekit.core.runtime.optimizers import optimizers_of
+from prunekit.core.runtime.partial_files import replace_model, write_problem
 from prunekit.interop.tfmot import legacy
 from prunekit.interop.tfmot.comparison import compared
 from prunekit.interop.tfmot.files import LegacyFile, first_line, read_file
@@ -26,7 +26,7 @@ from prunekit.interop.tfmot.wrappers import Wrapping, without_rounding
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.patterns import NM, Block, Pattern, Unstructured
 from prunekit.sparsity.schedules import Schedule
-from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from prunekit.anatomy.archives import LIMITS, FileRefused, checked_archive
-from prunekit.anatomy.model_files import WEIGHTS, bounded_weights, check_h5, weights_member
+from prunekit.anatomy.files.archives import LIMITS, FileRefused, checked_archive
+from prunekit.anatomy.files.model_files import WEIGHTS, bounded_weights, check_h5, weights_member
 from prunekit.interop.tfmot import legacy
 from prunekit.interop.tfmot.config import cleaned
 

@@ -14,18 +14,18 @@ import keras
 import numpy as np
 from keras import ops
 
-from prunekit.anatomy.targets import Target
-from prunekit.core import backend
+from prunekit.anatomy.layers.targets import Target
+from prunekit.core.runtime import backend
 from prunekit.interop.tfmot.arithmetic import ForwardPassSchedule, SamePoolingBlock, TailedNM, kept_count
 from prunekit.sparsity.allocation import Uniform
 from prunekit.sparsity.patterns import NM, Block, Pattern, Unstructured
 from prunekit.sparsity.schedules import Schedule
 from prunekit.sparsity.scores import Magnitude
 from prunekit.sparsity.selection import count_true
-from prunekit.techniques.pruning.mask_calculator import MaskCalculator
-from prunekit.techniques.pruning.mask_maker import largest
-from prunekit.techniques.pruning.options import PruningOptions
-from prunekit.techniques.pruning.policy import MaskPolicy, MaskRequest, MaskUpdate
+from prunekit.techniques.pruning.masks.mask_calculator import MaskCalculator
+from prunekit.techniques.pruning.masks.mask_maker import largest
+from prunekit.techniques.pruning.masks.options import PruningOptions
+from prunekit.techniques.pruning.masks.policy import MaskPolicy, MaskRequest, MaskUpdate
 
 _NAME = "tensorflow-model-optimization"
 _L = keras.layers

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from prunekit.core import patching
+from prunekit.core.runtime import patching
 from prunekit.interop.tfmot import legacy
 from prunekit.interop.tfmot.layers import NotCarried
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from prunekit.recipe.data_source import ArrayFiles, DataSource, NpzNames
+from prunekit.recipe.datasets.idx import read_idx
+from prunekit.recipe.datasets.npy import npz_names, read_npy, read_npz
 from prunekit.recipe.datasets.opened import Opened
 from prunekit.recipe.datasets.parts import ArrayPart, Arrays, mapped
-from prunekit.recipe.factories import call_factory
-from prunekit.recipe.idx import read_idx
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.npy import npz_names, read_npy, read_npz
+from prunekit.recipe.settings.data_source import ArrayFiles, DataSource, NpzNames
+from prunekit.recipe.text.factories import call_factory
+from prunekit.recipe.text.loader import RecipeError
 
 PARTS = tuple(ArrayFiles.model_fields)
 _USUAL = {

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from prunekit.recipe.data_source import DataSource
 from prunekit.recipe.datasets.arrays import PARTS, opened, with_channel
 from prunekit.recipe.datasets.builtin_files import GET_DIGITS, fashion_files
+from prunekit.recipe.datasets.idx import read_idx
 from prunekit.recipe.datasets.opened import Opened
-from prunekit.recipe.idx import read_idx
-from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.settings.data_source import DataSource
+from prunekit.recipe.text.loader import RecipeError
 
 _DIGITS_TEST = 360
 _DIABETES_TEST = 88

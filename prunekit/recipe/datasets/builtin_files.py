@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.text.loader import RecipeError
 
 # Commands that install missing data.
 GET_DIGITS = "pip install 'prunekit[examples]'"

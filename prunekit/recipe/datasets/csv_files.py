@@ -11,14 +11,14 @@ from typing import IO, Any
 
 import numpy as np
 
-from prunekit.recipe.data_source import TEXT_LAYERS, DataSource
 from prunekit.recipe.datasets.arrays import existing
 from prunekit.recipe.datasets.disk import DiskPart
 from prunekit.recipe.datasets.fingerprint import fingerprint, fingerprint_notes
 from prunekit.recipe.datasets.opened import Opened
 from prunekit.recipe.datasets.parts import ArrayPart, Part
-from prunekit.recipe.fields import first_text, is_number, nearest, shortened, shown
-from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.settings.data_source import TEXT_LAYERS, DataSource
+from prunekit.recipe.settings.fields import first_text, is_number, nearest, shortened, shown
+from prunekit.recipe.text.loader import RecipeError
 
 # Size of a file from which its numbers are kept in a temporary file, and read from there batch by batch.
 IN_MEMORY = 1 << 28

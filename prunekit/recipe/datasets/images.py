@@ -10,11 +10,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.recipe.data_source import DataSource
 from prunekit.recipe.datasets.fingerprint import fingerprint, fingerprint_notes
 from prunekit.recipe.datasets.opened import Opened
 from prunekit.recipe.datasets.parts import Arrays, IndexedPart, labels_of, require_tensorflow_for, subset_digest
-from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.settings.data_source import DataSource
+from prunekit.recipe.text.loader import RecipeError
 
 # Decoded and as float32, so many pixels in color take 1.2 GB.
 MOST_PIXELS = 100_000_000

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from prunekit.core.environment import is_installed
-from prunekit.loops.activation_cache import array_digest
+from prunekit.anatomy.files.digests import array_digest
+from prunekit.core.runtime.environment import is_installed
 from prunekit.recipe.datasets.batches import IndexedBatches, Order
-from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.text.loader import RecipeError
 
 # One array, or several by name: {input or output of the model: array}.
 Arrays = Any

@@ -6,12 +6,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.core.environment import is_installed
-from prunekit.recipe.data_source import DataSource
+from prunekit.core.runtime.environment import is_installed
 from prunekit.recipe.datasets.batches import IndexedBatches
 from prunekit.recipe.datasets.parts import READ_AT_ONCE, Arrays, Part, damage_told, mapped, require_tensorflow_for
-from prunekit.recipe.fields import nearest, shown
-from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.settings.data_source import DataSource
+from prunekit.recipe.settings.fields import nearest, shown
+from prunekit.recipe.text.loader import RecipeError
 
 # Layer -> the option that replaces its adaptation.
 _ADAPTED = {

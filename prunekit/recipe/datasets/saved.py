@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from prunekit.recipe.data_source import DataSource
 from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.datasets.fingerprint import fingerprint, fingerprint_notes
 from prunekit.recipe.datasets.opened import Opened
@@ -21,8 +20,9 @@ from prunekit.recipe.datasets.parts import (
     require_tensorflow_for,
     subset_digest,
 )
-from prunekit.recipe.fields import nearest, shown
-from prunekit.recipe.loader import RecipeError
+from prunekit.recipe.settings.data_source import DataSource
+from prunekit.recipe.settings.fields import nearest, shown
+from prunekit.recipe.text.loader import RecipeError
 
 _SPEC = "dataset_spec.pb"
 LARGEST_SPEC = 1 << 20

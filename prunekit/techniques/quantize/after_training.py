@@ -10,29 +10,29 @@ from typing import Any
 
 import numpy as np
 
-from prunekit.anatomy.linear_kinds import is_table
-from prunekit.anatomy.reports import Skipped
-from prunekit.anatomy.targets import Target
-from prunekit.core.layer_products import product_of
-from prunekit.core.layerwise import MEMORY, LayerwiseRepair, Progress
-from prunekit.core.synthetic_inputs import stand_in
-from prunekit.core.variable_values import assigned
+from prunekit.anatomy.layers.linear_kinds import is_table
+from prunekit.anatomy.layers.targets import Target
+from prunekit.anatomy.records.reports import Skipped
+from prunekit.core.data.synthetic_inputs import stand_in
+from prunekit.core.layerwise.layerwise import MEMORY, LayerwiseRepair, Progress
+from prunekit.core.runtime.variable_values import assigned
+from prunekit.core.statistics.layer_products import product_of
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot
 from prunekit.sparsity.selection import pruned_count
-from prunekit.techniques.pruning.one_shot import OneShotPruning
-from prunekit.techniques.pruning.options import PruningOptions
-from prunekit.techniques.pruning.targeting import ResolvedTargets, resolved_targets
-from prunekit.techniques.quantize.activation_scaling import activation_scaled
-from prunekit.techniques.quantize.channel_scaling import ChannelScaling, output_kernel
-from prunekit.techniques.quantize.equalization import equalized
+from prunekit.techniques.pruning.after_training.one_shot import OneShotPruning
+from prunekit.techniques.pruning.masks.options import PruningOptions
+from prunekit.techniques.pruning.training.targeting import ResolvedTargets, resolved_targets
 from prunekit.techniques.quantize.options import QuantizationOptions, rule_name
+from prunekit.techniques.quantize.placement.spans import joined
 from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights, migrated, selected_and_placed
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization, granularity_words
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
-from prunekit.techniques.quantize.rescaling import rescalable
-from prunekit.techniques.quantize.spans import joined
-from prunekit.techniques.quantize.weight_rounding import WeightRounder
+from prunekit.techniques.quantize.rescaling.activation_scaling import activation_scaled
+from prunekit.techniques.quantize.rescaling.channel_scaling import ChannelScaling, output_kernel
+from prunekit.techniques.quantize.rescaling.equalization import equalized
+from prunekit.techniques.quantize.rescaling.rescaling import rescalable
+from prunekit.techniques.quantize.rounding.weight_rounding import WeightRounder
 
 
 def quantized(

@@ -11,8 +11,8 @@ from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.patterns import Pattern, get_pattern
 from prunekit.sparsity.reconstruction import DAMPING
 from prunekit.suggestions import did_you_mean
-from prunekit.techniques.quantize.grids import IntegerFormat
-from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, Percentile, RangeRule
+from prunekit.techniques.quantize.grids.grids import IntegerFormat
+from prunekit.techniques.quantize.grids.ranges import MeanSquaredError, MinMax, Percentile, RangeRule
 
 METHODS = ("auto", "nearest", "gptq", "awq")
 RULES = ("minmax", "mse", "percentile:0.9999")

@@ -9,27 +9,27 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.layers import weights_of
-from prunekit.anatomy.model_weights import check_built, places
-from prunekit.anatomy.reports import LayerError, Skipped
-from prunekit.core.calibration import CheckedData, batches_of
-from prunekit.core.input_scale import scale_problem
-from prunekit.core.kept_grids import note_grids
+from prunekit.anatomy.layers.layers import weights_of
+from prunekit.anatomy.layers.model_weights import check_built, places
+from prunekit.anatomy.records.reports import LayerError, Skipped
+from prunekit.core.data.calibration import CheckedData, batches_of
+from prunekit.core.runtime.kept_grids import note_grids
+from prunekit.core.statistics.input_scale import scale_problem
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.quantize.calibration import Formats, calibrated
-from prunekit.techniques.quantize.gamma_migration import Migration, migrations
-from prunekit.techniques.quantize.grids import FEW_BITS, Grid, IntegerFormat
+from prunekit.techniques.quantize.grids.grids import FEW_BITS, Grid, IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.placement import Placement, place
+from prunekit.techniques.quantize.placement.placement import Placement, place
+from prunekit.techniques.quantize.placement.spans import Spans
+from prunekit.techniques.quantize.placement.stored_bytes import stored_weight
+from prunekit.techniques.quantize.placement.text_inputs import text_notes
+from prunekit.techniques.quantize.placement.units import Range, RoundedWeight
 from prunekit.techniques.quantize.quantization_report import report_of, weight_row
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
-from prunekit.techniques.quantize.simulation import check_own_calls
-from prunekit.techniques.quantize.spans import Spans
-from prunekit.techniques.quantize.stored_bytes import stored_weight
+from prunekit.techniques.quantize.rescaling.gamma_migration import Migration, migrations
+from prunekit.techniques.quantize.rounding.calibration import Formats, calibrated
+from prunekit.techniques.quantize.rounding.simulation import check_own_calls
+from prunekit.techniques.quantize.rounding.weight_rounding import grid_of_weight
 from prunekit.techniques.quantize.targeting import Selection, selected
-from prunekit.techniques.quantize.text_inputs import text_notes
-from prunekit.techniques.quantize.units import Range, RoundedWeight
-from prunekit.techniques.quantize.weight_rounding import grid_of_weight
 
 # Most layers and weights that an error or a note names.
 _LISTED = 8

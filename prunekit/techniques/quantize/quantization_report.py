@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from prunekit.anatomy.damage import Damage
-from prunekit.anatomy.display import Displayed
-from prunekit.anatomy.reports import Skipped
-from prunekit.anatomy.sections import Column, Section
-from prunekit.techniques.quantize.calibration import Formats, grid_at
-from prunekit.techniques.quantize.grids import Granularity, Grid
-from prunekit.techniques.quantize.placement import Placement
+from prunekit.anatomy.records.damage import Damage
+from prunekit.anatomy.records.display import Displayed
+from prunekit.anatomy.records.reports import Skipped
+from prunekit.anatomy.records.sections import Column, Section
+from prunekit.techniques.quantize.grids.grids import Granularity, Grid
+from prunekit.techniques.quantize.placement.placement import Placement
+from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES, StoredWeight, zero_point_bytes
+from prunekit.techniques.quantize.placement.units import Range, RoundedWeight
 from prunekit.techniques.quantize.report_pictures import errors_picture, ranges_picture
-from prunekit.techniques.quantize.stored_bytes import FLOAT_BYTES, StoredWeight, zero_point_bytes
-from prunekit.techniques.quantize.units import Range, RoundedWeight
+from prunekit.techniques.quantize.rounding.calibration import Formats, grid_at
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from typing import Any
 
 import keras
 
-from prunekit.core.baseline import Baseline
+from prunekit.core.outputs.baseline import Baseline
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.quantize.calibration import Formats, GridRounding
-from prunekit.techniques.quantize.gamma_migration import Migration
-from prunekit.techniques.quantize.grids import Grid
-from prunekit.techniques.quantize.placement import Placement
+from prunekit.techniques.quantize.grids.grids import Grid
+from prunekit.techniques.quantize.placement.placement import Placement
+from prunekit.techniques.quantize.placement.units import Range, RoundedWeight
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
-from prunekit.techniques.quantize.simulation import simulating
-from prunekit.techniques.quantize.units import Range, RoundedWeight
+from prunekit.techniques.quantize.rescaling.gamma_migration import Migration
+from prunekit.techniques.quantize.rounding.calibration import Formats, GridRounding
+from prunekit.techniques.quantize.rounding.simulation import simulating
 
 # Examples from which on more of them change little for GPTQ.
 _ENOUGH = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prunekit.anatomy.sections import Picture, largest_by
+from prunekit.anatomy.records.sections import Picture, largest_by
 
 
 def ranges_picture(ranges: Sequence[Mapping[str, Any]]) -> Picture:

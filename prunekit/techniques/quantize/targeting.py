@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prunekit.anatomy.layers import weights_of
-from prunekit.anatomy.model_weights import check_built, places, quantized_by_keras, weights_in
-from prunekit.anatomy.name_patterns import NamePattern, listed_patterns, prefixes
-from prunekit.anatomy.reports import Skipped
-from prunekit.anatomy.targets import Target, find_targets, values_by_name
-from prunekit.techniques.quantize.units import WEIGHT_ROLES
+from prunekit.anatomy.layers.layers import weights_of
+from prunekit.anatomy.layers.model_weights import check_built, places, quantized_by_keras, weights_in
+from prunekit.anatomy.layers.targets import Target, find_targets, values_by_name
+from prunekit.anatomy.records.name_patterns import NamePattern, listed_patterns, prefixes
+from prunekit.anatomy.records.reports import Skipped
+from prunekit.techniques.quantize.placement.units import WEIGHT_ROLES
 
 # Most layers that an error names.
 _LISTED = 5

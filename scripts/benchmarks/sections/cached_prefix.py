@@ -107,9 +107,9 @@ def images(smoke: bool) -> tuple[tuple[Any, Any], tuple[Any, Any], str]:
     """Training and test images of Fashion-MNIST, and what they are; random ones where the files are not there."""
     import numpy as np
 
-    from prunekit.recipe.data import load_data
-    from prunekit.recipe.loader import RecipeError
-    from prunekit.recipe.schema import DataSource
+    from prunekit.recipe.datasets.data import load_data
+    from prunekit.recipe.settings.schema import DataSource
+    from prunekit.recipe.text.loader import RecipeError
 
     train, test = (64, 32) if smoke else (10_000, 5_000)
     try:
@@ -126,7 +126,7 @@ def pretrained(x: Any, y: Any) -> list[Any]:
     """Weights of the network after an epoch."""
     import keras
 
-    from prunekit.recipe.models import fashion_cnn
+    from prunekit.recipe.state.models import fashion_cnn
 
     keras.utils.set_random_seed(0)
     model = fashion_cnn()
@@ -137,7 +137,7 @@ def pretrained(x: Any, y: Any) -> list[Any]:
 
 def frozen_copy(weights: list[Any]) -> Any:
     """The network with these weights, its convolutions frozen."""
-    from prunekit.recipe.models import fashion_cnn
+    from prunekit.recipe.state.models import fashion_cnn
 
     model = fashion_cnn()
     model.set_weights(weights)

@@ -26,7 +26,7 @@ def masked_after_updates(way: str) -> Iterator[None]:
     import tensorflow as tf
     from keras import ops
 
-    from prunekit.techniques.pruning.mask_store import MaskStore, leaking
+    from prunekit.techniques.pruning.masks.mask_store import MaskStore, leaking
 
     after_update = MaskStore.after_update
 

@@ -51,7 +51,7 @@ def measure(name: str, smoke: bool) -> dict[str, Any]:
     """Figures of each tool's file of one network; a text in the place of those of a file that was not made."""
     import numpy as np
 
-    from prunekit.delivery.latency import measured_latencies
+    from prunekit.delivery.litert.latency import measured_latencies
 
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -112,7 +112,7 @@ def _traced(model: Any, inputs: Any, folder: str) -> tuple[Any, str]:
     """A converter of the model with batch size 1, and the name of its input."""
     import tensorflow as tf
 
-    from prunekit.delivery.litert import input_specs, trace
+    from prunekit.delivery.litert.litert import input_specs, trace
 
     specs = [replace(one, shape=(1, *one.shape[1:])) for one in input_specs(model, inputs)]
     saved = trace(model, inputs, specs, Path(folder)).saved
@@ -177,7 +177,7 @@ def _answers(path: Path, inputs: Any) -> Any:
 
 def _operations(path: Path) -> dict[str, int]:
     """Numbers of operations, and of those that compute floats."""
-    from prunekit.delivery.litert_graph import LiteRTGraph
+    from prunekit.delivery.litert.litert_graph import LiteRTGraph
 
     graph = LiteRTGraph(path.read_bytes())
     computing = [one for one in graph.operators if graph.kind(one) not in ("QUANTIZE", "DEQUANTIZE")]

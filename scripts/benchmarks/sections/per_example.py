@@ -16,7 +16,7 @@ def measure(smoke: bool, repeats: int) -> dict[str, Any]:
     import tensorflow as tf
 
     import prunekit as pk
-    from prunekit.recipe.models import fashion_cnn
+    from prunekit.recipe.state.models import fashion_cnn
 
     batch, generator = 4 if smoke else 128, np.random.default_rng(0)
     model, loss = fashion_cnn(), keras.losses.SparseCategoricalCrossentropy()

@@ -106,8 +106,8 @@ def measure_files(name: str, smoke: bool) -> dict[str, Any]:
     from studies.converter import converter_integers
 
     import prunekit as pk
-    from prunekit.delivery.gzip_size import gzip_size
-    from prunekit.delivery.latency import input_arrays, measured_latencies, plain_file
+    from prunekit.delivery.litert.gzip_size import gzip_size
+    from prunekit.delivery.litert.latency import input_arrays, measured_latencies, plain_file
 
     model = network(name, smoke)
     images = images_for(model, 64)

@@ -52,10 +52,10 @@ def _hessians(smoke: bool, repeats: int) -> dict[str, list[float]]:
     import keras
     import numpy as np
 
-    from prunekit.anatomy.targets import find_targets
-    from prunekit.core.input_statistics import Hessians
-    from prunekit.core.layer_inputs import transposed_product
-    from prunekit.recipe.models import fashion_cnn
+    from prunekit.anatomy.layers.targets import find_targets
+    from prunekit.core.statistics.input_statistics import Hessians
+    from prunekit.core.statistics.layer_inputs import transposed_product
+    from prunekit.recipe.state.models import fashion_cnn
 
     model = fashion_cnn()
     images = np.random.default_rng(0).normal(size=(16 if smoke else 512, 28, 28, 1)).astype("float32")
@@ -84,8 +84,8 @@ def _rows(model: Any, targets: Any, batches: Any) -> list[Any]:
     """The rows that each target multiplies, of all batches."""
     import numpy as np
 
-    from prunekit.core.layer_inputs import rows_in_parts
-    from prunekit.core.layer_products import product_of
+    from prunekit.core.statistics.layer_inputs import rows_in_parts
+    from prunekit.core.statistics.layer_products import product_of
 
     found: list[list[Any]] = [[] for _ in targets]
     for value in batches:

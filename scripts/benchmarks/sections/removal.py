@@ -50,7 +50,7 @@ def measure(smoke: bool, repeats: int) -> dict[str, Any]:
 def _latencies(keras: Any, pk: Any, smoke: bool) -> dict[str, Any]:
     import numpy as np
 
-    from prunekit.delivery.latency import input_arrays, measured_latencies, plain_file
+    from prunekit.delivery.litert.latency import input_arrays, measured_latencies, plain_file
 
     models = {"ResNet-20": resnet20(keras, 4 if smoke else 16)}
     if not smoke:

@@ -96,7 +96,7 @@ def _litert(model: Any, path: Path) -> None:
 def _export(model: Any, path: Path, name: str) -> None:
     import numpy as np
 
-    from prunekit.delivery.export import export
+    from prunekit.operations.export import export
 
     (row,) = export(model, path, [name], np.zeros((2, model.input_shape[-1]), "float32"))
     assert row.status == "ok", row

@@ -35,7 +35,7 @@ UNITS = ("geometric_median", "apoz", "mean_activation")
 def _network(large: bool, smoke: bool) -> Any:
     import keras
 
-    from prunekit.recipe.models import fashion_cnn
+    from prunekit.recipe.state.models import fashion_cnn
 
     if large:
         layers = keras.layers
@@ -54,7 +54,7 @@ def measure(smoke: bool, repeats: int, large: bool) -> dict[str, Any]:
     import numpy as np
 
     import prunekit as pk
-    from prunekit.techniques.pruning.options import as_options
+    from prunekit.techniques.pruning.masks.options import as_options
 
     generator = np.random.default_rng(0)
     count = 16 if smoke else EXAMPLES

@@ -13,7 +13,7 @@ def measure(size: int, repeats: int) -> dict[str, Any]:
     import numpy as np
     import tensorflow as tf
 
-    from prunekit.core.compilation import compiled
+    from prunekit.core.runtime.compilation import compiled
     from prunekit.sparsity.selection import keep_largest
 
     values = np.abs(np.random.default_rng(0).normal(size=size)).astype("float32")

@@ -15,7 +15,7 @@ def measure(smoke: bool, repeats: int) -> dict[str, Any]:
     import keras
     import numpy as np
 
-    from prunekit.recipe.models import fashion_cnn
+    from prunekit.recipe.state.models import fashion_cnn
 
     size = 32 if smoke else 96
     networks = {

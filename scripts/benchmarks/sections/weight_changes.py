@@ -17,7 +17,7 @@ def measure(smoke: bool, repeats: int) -> dict[str, Any]:
     import tensorflow as tf
 
     import prunekit as pk
-    from prunekit.recipe.models import fashion_cnn
+    from prunekit.recipe.state.models import fashion_cnn
 
     batch, steps = (4, 3) if smoke else (64, 10)
     generator = np.random.default_rng(0)

@@ -3,11 +3,11 @@ import numpy as np
 import pytest
 from data_folders import pairs_of, recipe
 
-from prunekit.recipe.data import given_data, load_data, summary
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.plan import plan
-from prunekit.recipe.runner import compress
-from prunekit.recipe.schema import DataSource
+from prunekit.recipe.datasets.data import given_data, load_data, summary
+from prunekit.recipe.run.plan import plan
+from prunekit.recipe.run.runner import compress
+from prunekit.recipe.settings.schema import DataSource
+from prunekit.recipe.text.loader import RecipeError
 
 USUAL = ["x_train", "y_train", "x_test", "y_test"]
 
@@ -166,7 +166,7 @@ def test_a_plan_shows_parts_shapes_labels_and_the_split(tmp_path, perceptron):
 
     from rich.console import Console
 
-    from prunekit.recipe.plan import show_plan
+    from prunekit.recipe.run.plan import show_plan
 
     x, y = pairs_of(50, (8,), classes=4)
     np.savez(tmp_path / "data.npz", x=x, y=y)

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from data_folders import write_csv, write_images
 
-from prunekit.core.calibration import batches_of
-from prunekit.recipe.data import load_data
+from prunekit.core.data.calibration import batches_of
 from prunekit.recipe.datasets import csv_files, parts, preprocessing
 from prunekit.recipe.datasets.batches import IndexedBatches, Order
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.schema import DataSource
+from prunekit.recipe.datasets.data import load_data
+from prunekit.recipe.settings.schema import DataSource
+from prunekit.recipe.text.loader import RecipeError
 
 pytestmark = pytest.mark.every_backend
 

@@ -3,11 +3,11 @@ import numpy as np
 import pytest
 from data_folders import houses, recipe, write_csv
 
-from prunekit.recipe.data import load_data, summary
 from prunekit.recipe.datasets import csv_files
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.plan import plan
-from prunekit.recipe.schema import DataSource
+from prunekit.recipe.datasets.data import load_data, summary
+from prunekit.recipe.run.plan import plan
+from prunekit.recipe.settings.schema import DataSource
+from prunekit.recipe.text.loader import RecipeError
 
 STRING_LOOKUP = {"town": [{"StringLookup": {"output_mode": "one_hot", "num_oov_indices": 0}}]}
 

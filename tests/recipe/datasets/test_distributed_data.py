@@ -7,8 +7,9 @@ import yaml
 from clusters import run, run_workers
 from data_folders import classifier, pairs_of, recipe, write_images
 
-from prunekit.recipe.models import load_model, weight_arrays
-from prunekit.recipe.runner import compress
+from prunekit.anatomy.files.digests import weight_arrays
+from prunekit.recipe.run.runner import compress
+from prunekit.recipe.state.models import load_model
 
 pytestmark = pytest.mark.thorough
 

@@ -10,11 +10,11 @@ import pytest
 from data_folders import classifier, recipe, write_images
 from PIL import Image
 
-from prunekit.recipe.data import load_data
 from prunekit.recipe.datasets import fingerprint as fingerprints
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.plan import plan
-from prunekit.recipe.schema import DataSource
+from prunekit.recipe.datasets.data import load_data
+from prunekit.recipe.run.plan import plan
+from prunekit.recipe.settings.schema import DataSource
+from prunekit.recipe.text.loader import RecipeError
 
 
 @pytest.fixture(scope="module")

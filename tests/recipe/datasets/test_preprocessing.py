@@ -4,10 +4,10 @@ import pytest
 import tensorflow as tf
 from data_folders import write_csv, write_images
 
-from prunekit.recipe.data import load_data
 from prunekit.recipe.datasets import csv_files
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.schema import DataSource
+from prunekit.recipe.datasets.data import load_data
+from prunekit.recipe.settings.schema import DataSource
+from prunekit.recipe.text.loader import RecipeError
 
 pytestmark = pytest.mark.every_backend
 
@@ -98,7 +98,7 @@ def test_layers_that_do_not_fit_are_refused_before_anything_trains(arrays, layer
 def test_every_layer_of_the_table_is_one_of_keras_with_these_options():
     import inspect
 
-    from prunekit.recipe.data_source import LAYERS
+    from prunekit.recipe.settings.data_source import LAYERS
 
     for name, (required, others) in LAYERS.items():
         parameters = inspect.signature(getattr(keras.layers, name)).parameters

@@ -3,11 +3,11 @@ import pytest
 import tensorflow as tf
 from data_folders import pairs_of
 
-from prunekit.core.calibration import batches_of
-from prunekit.recipe.data import load_data
+from prunekit.core.data.calibration import batches_of
 from prunekit.recipe.datasets.batches import Order
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.schema import DataSource
+from prunekit.recipe.datasets.data import load_data
+from prunekit.recipe.settings.schema import DataSource
+from prunekit.recipe.text.loader import RecipeError
 
 
 def written(folder, count=40, first=0, change=lambda dataset: dataset, **options):

@@ -6,11 +6,11 @@ import tensorflow as tf
 from data_folders import classifier, houses, pairs_of, recipe, write_images
 from PIL import Image
 
-from prunekit.recipe.data import load_data
 from prunekit.recipe.datasets import csv_files
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.runner import compress, verify
-from prunekit.recipe.schema import DataSource
+from prunekit.recipe.datasets.data import load_data
+from prunekit.recipe.run.runner import compress, verify
+from prunekit.recipe.settings.schema import DataSource
+from prunekit.recipe.text.loader import RecipeError
 
 pytestmark = pytest.mark.every_backend
 
@@ -57,7 +57,7 @@ class InsideEpoch:
 @pytest.mark.every_backend(cases=0)
 def test_a_run_killed_inside_an_epoch_ends_with_the_bytes_of_a_whole_one(tmp_path, monkeypatch, kind):
     source, shape = kind(tmp_path, monkeypatch)
-    monkeypatch.setattr("prunekit.recipe.progress._PAUSE", 0.0)
+    monkeypatch.setattr("prunekit.recipe.state.progress._PAUSE", 0.0)
     prune = recipe(source)["steps"][0]["prune"]
     text = recipe(source, {"prune": prune | {"epochs": 3}})
     whole = compress(text, classifier(shape))

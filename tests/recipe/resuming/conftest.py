@@ -5,7 +5,7 @@ import shutil
 import pytest
 from unfinished_runs import WHOLE, data, interrupted, network
 
-from prunekit.recipe.runner import compress
+from prunekit.recipe.run.runner import compress
 
 
 @pytest.fixture(scope="module")

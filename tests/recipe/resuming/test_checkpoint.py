@@ -10,16 +10,16 @@ import pytest
 import tiny_recipes
 from unfinished_runs import WHOLE, contents, interrupted, names, network
 
-from prunekit.core.random_state import random_state
-from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
-from prunekit.recipe import checkpoint as module
-from prunekit.recipe import runner
-from prunekit.recipe.checkpoint import from_plain, plain_fields, start_differences
+from prunekit.anatomy.files.digests import architecture_digest, model_digest
+from prunekit.core.runtime.random_state import random_state
+from prunekit.core.runtime.snapshot import Snapshot, read_snapshot, write_snapshot
 from prunekit.recipe.datasets.batches import Order
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.models import architecture_digest, model_digest
-from prunekit.recipe.run_state import RunState
-from prunekit.recipe.runner import ExpectationFailed, compress
+from prunekit.recipe.run import runner
+from prunekit.recipe.run.runner import ExpectationFailed, compress
+from prunekit.recipe.state import checkpoint as module
+from prunekit.recipe.state.checkpoint import from_plain, plain_fields, start_differences
+from prunekit.recipe.state.run_state import RunState
+from prunekit.recipe.text.loader import RecipeError
 
 pytestmark = pytest.mark.every_backend
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from unfinished_runs import WHOLE, Stop, contents, names, network
 
+from prunekit.anatomy.files.digests import model_digest
 from prunekit.cli import run as command
-from prunekit.recipe import runner
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.models import load_model, model_digest
-from prunekit.recipe.runner import compress, verify
+from prunekit.recipe.run import runner
+from prunekit.recipe.run.runner import compress, verify
+from prunekit.recipe.state.models import load_model
+from prunekit.recipe.text.loader import RecipeError
 
 pytestmark = pytest.mark.every_backend
 

@@ -6,7 +6,7 @@ import pytest
 from backends import BACKEND
 from tiny_recipes import Stop
 
-from prunekit.recipe.runner import compress
+from prunekit.recipe.run.runner import compress
 
 # Of the criteria, the one with statistics of its own, where there is one.
 CRITERION = "movement" if BACKEND == "tensorflow" else "magnitude"

@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 
+from prunekit.operations.prune import prune
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.one_shot import prune
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 HALF = ConstantSparsity(0.5)
 LATER = PolynomialDecay(0.0, 0.5, begin_step=4, end_step=8)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from recipe_documents import recipe
 
 import prunekit as pk
-from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
-from prunekit.recipe.plan import plan
+from prunekit.recipe.run.plan import plan
+from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe
 from prunekit.sparsity.allocation import Layout, Uniform
 from prunekit.sparsity.bounds import Bounds, shares_within
 

@@ -6,9 +6,9 @@ import pytest
 from backends import BACKEND, tensorflow_only, training_step
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.pruner import Pruner
-from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.pruner import Pruner
+from prunekit.techniques.pruning.training.pruning_notes import LATER_TRAINING
 
 pytestmark = pytest.mark.every_backend
 

@@ -9,7 +9,7 @@ from keras import layers
 from removed_channels import arrays, difference
 
 import prunekit as pk
-from prunekit.anatomy.channels import find_channels
+from prunekit.anatomy.channels.channels import find_channels
 
 EXACT = 1e-5
 # Two layers that must have the same channels, grouped channels, offsets, gates, heads.

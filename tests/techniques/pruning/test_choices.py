@@ -6,11 +6,11 @@ import pytest
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.anatomy.reports import Choice
-from prunekit.core import layer_products
-from prunekit.core.output_error import output_error
-from prunekit.techniques.pruning import choices
-from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.anatomy.records.reports import Choice
+from prunekit.core.outputs.output_error import output_error
+from prunekit.core.statistics import layer_products
+from prunekit.techniques.pruning.masks.options import PruningOptions
+from prunekit.techniques.pruning.policies import choices
 
 pytestmark = pytest.mark.every_backend
 

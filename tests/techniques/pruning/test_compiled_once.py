@@ -8,8 +8,8 @@ import pytest
 from backends import as_on_an_accelerator, jax_only, tensorflow_only, training_step
 
 from prunekit.sparsity.schedules import PolynomialDecay
-from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 pytestmark = pytest.mark.every_backend
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

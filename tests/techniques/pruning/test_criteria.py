@@ -9,8 +9,8 @@ import tiny_recipes
 from keras import ops
 
 import prunekit as pk
-from prunekit.recipe.loader import RecipeError
-from prunekit.recipe.runner import compress
+from prunekit.recipe.run.runner import compress
+from prunekit.recipe.text.loader import RecipeError
 from prunekit.sparsity.gradient_scores import SynFlow
 from prunekit.sparsity.scores import Magnitude
 from prunekit.sparsity.shorthands import CRITERIA, sources_of

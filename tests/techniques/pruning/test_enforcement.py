@@ -8,8 +8,8 @@ from held_zeros import AT_ONCE, LOSS, RISE, Spy, assert_pristine, expected, kern
 from keras import ops
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 pytestmark = pytest.mark.every_backend
 

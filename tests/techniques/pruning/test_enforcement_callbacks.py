@@ -12,7 +12,7 @@ from backends import BACKEND
 from held_zeros import LOSS, RISE, Spy, assert_pristine, expected, kernels, zeros
 
 from prunekit.sparsity.schedules import ConstantSparsity
-from prunekit.techniques.pruning.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
 
 pytestmark = pytest.mark.every_backend
 

@@ -8,8 +8,8 @@ from held_zeros import AT_ONCE, LOSS, RISE, assert_own, assert_pristine, expecte
 from keras import ops
 
 from prunekit.sparsity.schedules import OneShot
-from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 pytestmark = pytest.mark.every_backend
 

@@ -6,9 +6,9 @@ from backends import BACKEND, tensorflow_only
 from held_zeros import AT_ONCE, LOSS, assert_pristine, expected, zeros
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.mask_store import LeakError
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.masks.mask_store import LeakError
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 pytestmark = pytest.mark.every_backend
 

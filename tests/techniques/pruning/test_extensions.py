@@ -10,8 +10,8 @@ from backends import tensorflow_only
 from outside_extensions import Evolving, InputWeighted
 
 import prunekit as pk
-from prunekit.core.calibration import batches_of
-from prunekit.techniques.pruning.pruner_state import PrunerState
+from prunekit.core.data.calibration import batches_of
+from prunekit.techniques.pruning.training.pruner_state import PrunerState
 
 pytestmark = pytest.mark.every_backend
 

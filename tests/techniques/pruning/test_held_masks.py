@@ -8,8 +8,8 @@ import pytest
 from backends import BACKEND, sync_model_state, tensorflow_only
 from held_zeros import LOSS, assert_pristine, zeros
 
-from prunekit.anatomy.targets import find_targets
-from prunekit.techniques.pruning.held_masks import holding, masks_of_zeros
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.techniques.pruning.training.held_masks import holding, masks_of_zeros
 
 pytestmark = pytest.mark.every_backend
 

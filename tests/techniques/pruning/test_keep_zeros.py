@@ -8,7 +8,7 @@ import pytest
 from backends import BACKEND, sync_model_state
 
 import prunekit as pk
-from prunekit.recipe.models import weight_arrays
+from prunekit.anatomy.files.digests import weight_arrays
 
 pytestmark = pytest.mark.every_backend
 X = np.random.default_rng(3).normal(size=(48, 8)).astype("float32")

@@ -8,11 +8,11 @@ import pytest
 from keras import layers, ops
 
 import prunekit as pk
-from prunekit.anatomy.targets import find_targets
-from prunekit.core.statistics import Collectors
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.statistics.statistics import Collectors
 from prunekit.sparsity.convex_shares import least_total
-from prunekit.techniques.pruning import layer_error
-from prunekit.techniques.pruning.layer_error import GRID, LayerErrorAllocation, error_curve
+from prunekit.techniques.pruning.policies import layer_error
+from prunekit.techniques.pruning.policies.layer_error import GRID, LayerErrorAllocation, error_curve
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from keras import layers, ops
 
 import prunekit as pk
-from prunekit.techniques.pruning.sparsegpt import SparseGPT
+from prunekit.techniques.pruning.policies.sparsegpt import SparseGPT
 
 REPAIRS = ("none", "outputs", "weights")
 

@@ -28,9 +28,9 @@ from leak_matrix import (
     way_of,
 )
 
-from prunekit.core import patching
-from prunekit.techniques.pruning import mask_calculator
-from prunekit.techniques.pruning.mask_store import MaskStore
+from prunekit.core.runtime import patching
+from prunekit.techniques.pruning.masks import mask_calculator
+from prunekit.techniques.pruning.masks.mask_store import MaskStore
 
 pytestmark = pytest.mark.every_backend
 

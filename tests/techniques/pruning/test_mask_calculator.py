@@ -8,13 +8,13 @@ import pytest
 from backends import BACKEND, tensorflow_only
 from keras import ops
 
-from prunekit.anatomy.targets import find_targets
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.operations.prune import prune
 from prunekit.sparsity.allocation import Global
 from prunekit.sparsity.patterns import Channel
-from prunekit.techniques.pruning.held_masks import nonzero_within
-from prunekit.techniques.pruning.mask_calculator import MaskCalculator
-from prunekit.techniques.pruning.one_shot import prune
-from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.techniques.pruning.masks.mask_calculator import MaskCalculator
+from prunekit.techniques.pruning.masks.options import PruningOptions
+from prunekit.techniques.pruning.training.held_masks import nonzero_within
 
 pytestmark = pytest.mark.every_backend
 

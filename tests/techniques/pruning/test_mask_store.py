@@ -6,8 +6,8 @@ import pytest
 from backends import BACKEND, PRECISIONS, tensorflow_only
 from keras import ops
 
-from prunekit.anatomy.targets import find_targets
-from prunekit.techniques.pruning.mask_store import MaskStore
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.techniques.pruning.masks.mask_store import MaskStore
 
 pytestmark = pytest.mark.every_backend
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 from weight_copies import LOSS, OPTIMIZERS, Copies, network
 
 import prunekit as pk
-from prunekit.anatomy.targets import find_targets
-from prunekit.techniques.pruning.movement import Movements
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.techniques.pruning.policies.movement import Movements
 
 
 def pruning(**options):

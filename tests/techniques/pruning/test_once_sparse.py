@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.once_sparse import OnceSparse
-from prunekit.techniques.pruning.pruner import Pruner
-from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.once_sparse import OnceSparse
+from prunekit.techniques.pruning.training.pruner import Pruner
+from prunekit.techniques.pruning.training.pruning_notes import LATER_TRAINING
 
 # Five batches an epoch: lands in the second epoch, after the second batch of it.
 RISE = PolynomialDecay(0.0, 0.75, 0, 7, frequency=1, power=1)

@@ -4,8 +4,8 @@ import inspect
 from dataclasses import fields
 
 import prunekit as pk
-from prunekit.recipe.step_settings import Prune
-from prunekit.techniques.pruning.options import Options, PruningOptions
+from prunekit.recipe.settings.step_settings import Prune
+from prunekit.techniques.pruning.masks.options import Options, PruningOptions
 
 NAMES = {option.name for option in fields(PruningOptions)} - {"choices"}
 

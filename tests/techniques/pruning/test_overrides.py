@@ -6,9 +6,9 @@ import pytest
 from recipe_documents import recipe
 
 import prunekit as pk
-from prunekit.recipe.loader import RecipeError, dump_recipe, load_recipe
-from prunekit.recipe.plan import plan
-from prunekit.techniques.pruning.options import PruningOptions
+from prunekit.recipe.run.plan import plan
+from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe
+from prunekit.techniques.pruning.masks.options import PruningOptions
 
 pytestmark = pytest.mark.every_backend
 

@@ -9,12 +9,12 @@ import pytest
 from backends import BACKEND, PRECISIONS, gradients_of, tensorflow_only, training_step
 from keras import ops
 
+from prunekit.operations.prune import prune
 from prunekit.sparsity.schedules import ConstantSparsity, OneShot, PolynomialDecay
-from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.mask_store import LeakError
-from prunekit.techniques.pruning.one_shot import prune
-from prunekit.techniques.pruning.options import PruningOptions
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.masks.mask_store import LeakError
+from prunekit.techniques.pruning.masks.options import PruningOptions
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 pytestmark = pytest.mark.every_backend
 

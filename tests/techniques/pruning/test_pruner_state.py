@@ -4,10 +4,10 @@ import pytest
 from backends import tensorflow_only
 
 import prunekit as pk
-from prunekit.core.snapshot import Snapshot, read_snapshot, write_snapshot
-from prunekit.techniques.pruning.options import as_options
-from prunekit.techniques.pruning.pruner import Pruner
-from prunekit.techniques.pruning.pruner_state import PrunerState
+from prunekit.core.runtime.snapshot import Snapshot, read_snapshot, write_snapshot
+from prunekit.techniques.pruning.masks.options import as_options
+from prunekit.techniques.pruning.training.pruner import Pruner
+from prunekit.techniques.pruning.training.pruner_state import PrunerState
 
 pytestmark = pytest.mark.every_backend
 

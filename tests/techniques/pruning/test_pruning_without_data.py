@@ -6,7 +6,7 @@ import pytest
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.core import synthetic_inputs
+from prunekit.core.data import synthetic_inputs
 from prunekit.sparsity.array_ops import array_of
 
 pytestmark = pytest.mark.every_backend

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import prunekit as pk
-from prunekit.core import input_statistics
+from prunekit.core.statistics import input_statistics
 
 INPUTS = np.random.default_rng(0).normal(size=(100, 4, 4, 3)).astype("float32")
 WEIGHTS = [

@@ -8,7 +8,7 @@ import pytest
 from backends import training_step
 
 import prunekit as pk
-from prunekit.techniques.pruning.rounds import RewindPoint, round_sparsities
+from prunekit.techniques.pruning.after_training.rounds import RewindPoint, round_sparsities
 
 STEPS, MOMENTUM, RATE, DECAY = 4, 0.9, 0.05, 0.5
 RNG = np.random.default_rng(5)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.pruning_notes import LATER_TRAINING
 
 pytestmark = pytest.mark.every_backend
 RISE = PolynomialDecay(0.0, 0.8, 0, 10, frequency=5, power=1)

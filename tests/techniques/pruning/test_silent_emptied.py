@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import prunekit as pk
-from prunekit.recipe.plan import plan
+from prunekit.recipe.run.plan import plan
 from prunekit.sparsity.selection import removed_count
-from prunekit.techniques.pruning.options import as_options
-from prunekit.techniques.pruning.pruner import Pruner
-from prunekit.techniques.pruning.pruning_notes import LATER_TRAINING
+from prunekit.techniques.pruning.masks.options import as_options
+from prunekit.techniques.pruning.training.pruner import Pruner
+from prunekit.techniques.pruning.training.pruning_notes import LATER_TRAINING
 
 SPARED = (
     r"Sparsity 0.95 leaves at most one unit of these weights, and that unit is kept: head/kernel \(1\). "

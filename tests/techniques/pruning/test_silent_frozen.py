@@ -4,7 +4,7 @@ import keras
 import pytest
 
 import prunekit as pk
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 REASON = "frozen (trainable=False): training cannot make up for what is pruned, so it is out unless include names it"

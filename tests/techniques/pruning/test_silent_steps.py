@@ -6,7 +6,7 @@ import pytest
 
 import prunekit as pk
 from prunekit.sparsity.schedules import ConstantSparsity, OneShot, PolynomialDecay
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 pytestmark = pytest.mark.every_backend
 NEVER = r"Pruner.step\(\) was never called.* sparsity is 0.0000.* lands on 0.5. Call pruner.step\(\) "

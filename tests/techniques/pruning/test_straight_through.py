@@ -10,7 +10,7 @@ from leak_matrix import OPTIMIZERS, WRAPPERS
 from moving_masks import STEADY, make_data, network, trained, values, whole_and_resumed
 
 import prunekit as pk
-from prunekit.techniques.pruning.pruner_state import PrunerState
+from prunekit.techniques.pruning.training.pruner_state import PrunerState
 
 RISING = pk.PolynomialDecay(0.2, 0.75, 0, 16, frequency=4)
 

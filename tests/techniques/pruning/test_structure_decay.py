@@ -6,11 +6,11 @@ import pytest
 from tiny_recipes import recipe
 
 import prunekit as pk
-from prunekit.recipe.models import model_digest, weight_arrays
-from prunekit.recipe.runner import compress, plan
-from prunekit.techniques.pruning.options import PruningOptions
-from prunekit.techniques.pruning.structure_decay import Steps
-from prunekit.techniques.pruning.targeting import resolved_targets
+from prunekit.anatomy.files.digests import model_digest, weight_arrays
+from prunekit.recipe.run.runner import compress, plan
+from prunekit.techniques.pruning.masks.options import PruningOptions
+from prunekit.techniques.pruning.policies.structure_decay import Steps
+from prunekit.techniques.pruning.training.targeting import resolved_targets
 
 SCHEDULE = pk.LinearDecay(final_sparsity=0.75, begin_step=0, end_step=10, frequency=1)
 # 0.075 per step, in groups of eight: eighths rounded down.

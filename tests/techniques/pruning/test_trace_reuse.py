@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from prunekit.sparsity.schedules import ConstantSparsity
-from prunekit.techniques.pruning.callbacks import PruningCallback
-from prunekit.techniques.pruning.pruner import Pruner
+from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.pruner import Pruner
 
 HALF = ConstantSparsity(0.5)
 

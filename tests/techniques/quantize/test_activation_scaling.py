@@ -7,13 +7,13 @@ from architectures import ARCHITECTURES, inputs_of, randomize, stack
 from keras import layers as L
 from keras import ops
 
-from prunekit.core.variable_values import assigned
-from prunekit.techniques.quantize import activation_scaling
-from prunekit.techniques.quantize.activation_scaling import activation_scaled
+from prunekit.core.runtime.variable_values import assigned
 from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.grids.ranges import MeanSquaredError
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.ranges import MeanSquaredError
+from prunekit.techniques.quantize.placement.placement import place
+from prunekit.techniques.quantize.rescaling import activation_scaling
+from prunekit.techniques.quantize.rescaling.activation_scaling import activation_scaled
 from prunekit.techniques.quantize.targeting import selected
 
 pytestmark = pytest.mark.every_backend

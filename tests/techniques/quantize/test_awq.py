@@ -10,15 +10,15 @@ from keras import layers as L
 from keras import ops
 from plain_quantization import plain_awq_scales, plain_scaled_error
 
-from prunekit.anatomy.targets import find_targets
-from prunekit.core.layer_products import product_of
-from prunekit.core.variable_values import assigned
-from prunekit.techniques.quantize.awq import Reading, awq_factors, input_channels, output_error
-from prunekit.techniques.quantize.channel_scaling import rescale
-from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
-from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.ranges import MeanSquaredError
-from prunekit.techniques.quantize.rescaling import rescalable
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.runtime.variable_values import assigned
+from prunekit.core.statistics.layer_products import product_of
+from prunekit.techniques.quantize.grids.grids import Granularity, IntegerFormat
+from prunekit.techniques.quantize.grids.ranges import MeanSquaredError
+from prunekit.techniques.quantize.placement.placement import place
+from prunekit.techniques.quantize.rescaling.awq import Reading, awq_factors, input_channels, output_error
+from prunekit.techniques.quantize.rescaling.channel_scaling import rescale
+from prunekit.techniques.quantize.rescaling.rescaling import rescalable
 
 
 def activations(rows=256, inputs=32, outliers=3, seed=0) -> np.ndarray:

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from prunekit.techniques.quantize.bit_allocation import Options, hull_path, least_error
+from prunekit.techniques.quantize.bits.bit_allocation import Options, hull_path, least_error
 
 
 def total(options, choice):

@@ -12,13 +12,13 @@ from architectures import ARCHITECTURES, inputs_of, randomize, stack
 from keras import layers as L
 from keras import ops
 
-from prunekit.delivery.pictures import PLOTS
-from prunekit.delivery.plots import to_svg
+from prunekit.delivery.pages.pictures import PLOTS
+from prunekit.delivery.plots.plots import to_svg
+from prunekit.operations.choose_bits import choose_bits
 from prunekit.techniques.quantize.after_training import quantized
-from prunekit.techniques.quantize.bit_search import choose_bits
-from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
+from prunekit.techniques.quantize.grids.grids import Granularity, IntegerFormat
+from prunekit.techniques.quantize.grids.ranges import MeanSquaredError, MinMax, grid_of
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, grid_of
 from prunekit.techniques.quantize.targeting import selected
 
 pytestmark = pytest.mark.every_backend

@@ -8,14 +8,14 @@ from keras import layers as L
 from keras import ops
 from plain_quantization import plain_parameters
 
-from prunekit.core.compilation import compiled_reader
-from prunekit.techniques.quantize import calibration
-from prunekit.techniques.quantize.calibration import Formats, GridRounding, calibrated, scale_of
-from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
-from prunekit.techniques.quantize.histogram import Histogram, extract_of
-from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, Percentile, grid_of
-from prunekit.techniques.quantize.simulation import simulating
+from prunekit.core.runtime.compilation import compiled_reader
+from prunekit.techniques.quantize.grids.grids import Granularity, IntegerFormat
+from prunekit.techniques.quantize.grids.histogram import Histogram, extract_of
+from prunekit.techniques.quantize.grids.ranges import MeanSquaredError, MinMax, Percentile, grid_of
+from prunekit.techniques.quantize.placement.placement import place
+from prunekit.techniques.quantize.rounding import calibration
+from prunekit.techniques.quantize.rounding.calibration import Formats, GridRounding, calibrated, scale_of
+from prunekit.techniques.quantize.rounding.simulation import simulating
 
 pytestmark = pytest.mark.every_backend
 ASYMMETRIC = IntegerFormat(8, symmetric=False)

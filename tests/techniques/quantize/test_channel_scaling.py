@@ -8,10 +8,10 @@ from keras import layers as L
 from keras import ops
 from scaled_models import LAST, assert_same, assert_unchanged_by_factors, dense_pair, image, multiply_all, outputs_of
 
-from prunekit.core.variable_values import assigned
-from prunekit.techniques.quantize.channel_scaling import rescale, rescaled, wide_value
-from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.rescaling import rescalable
+from prunekit.core.runtime.variable_values import assigned
+from prunekit.techniques.quantize.placement.placement import place
+from prunekit.techniques.quantize.rescaling.channel_scaling import rescale, rescaled, wide_value
+from prunekit.techniques.quantize.rescaling.rescaling import rescalable
 
 pytestmark = pytest.mark.every_backend
 

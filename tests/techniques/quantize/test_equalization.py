@@ -8,15 +8,15 @@ from keras import layers as L
 from keras import ops
 from plain_quantization import plain_equalization
 
-from prunekit.core.variable_values import assigned
+from prunekit.core.runtime.variable_values import assigned
 from prunekit.techniques.quantize.after_training import quantized
-from prunekit.techniques.quantize.channel_scaling import rescale
-from prunekit.techniques.quantize.equalization import channel_ranges, equalized
-from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.techniques.quantize.grids.grids import IntegerFormat
+from prunekit.techniques.quantize.grids.ranges import grid_of
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.ranges import grid_of
-from prunekit.techniques.quantize.rescaling import rescalable
+from prunekit.techniques.quantize.placement.placement import place
+from prunekit.techniques.quantize.rescaling.channel_scaling import rescale
+from prunekit.techniques.quantize.rescaling.equalization import channel_ranges, equalized
+from prunekit.techniques.quantize.rescaling.rescaling import rescalable
 
 
 def outputs_of(model, inputs) -> list[np.ndarray]:

@@ -6,10 +6,10 @@ import pytest
 from backends import tensorflow_only
 from keras import ops
 
-from prunekit.core.differentiation import gradient
-from prunekit.techniques.quantize.fake_quantization import fake_quantized
-from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat
-from prunekit.techniques.quantize.ranges import grid_of
+from prunekit.core.runtime.differentiation import gradient
+from prunekit.techniques.quantize.grids.fake_quantization import fake_quantized
+from prunekit.techniques.quantize.grids.grids import Granularity, Grid, IntegerFormat
+from prunekit.techniques.quantize.grids.ranges import grid_of
 
 pytestmark = pytest.mark.every_backend
 FORMATS = [IntegerFormat(bits, symmetric) for bits in (2, 4, 8) for symmetric in (True, False)] + [IntegerFormat(16)]

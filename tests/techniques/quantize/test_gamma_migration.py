@@ -6,7 +6,7 @@ from keras import layers as L
 from normalized_blocks import inputs, network
 
 import prunekit as pk
-from prunekit.delivery.litert_graph import LiteRTGraph
+from prunekit.delivery.litert.litert_graph import LiteRTGraph
 from prunekit.techniques.quantize.after_training import planned_quantization
 from prunekit.techniques.quantize.options import QuantizationOptions
 

@@ -8,9 +8,9 @@ from plain_quantization import plain_brain_quantization, plain_limits
 
 import prunekit as pk
 from prunekit.sparsity.reconstruction import DAMPING, damped_hessian, inverse_factor, output_error, reconstruct
-from prunekit.techniques.quantize.gptq import gptq, ordered_factor, rounded_matrix
-from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
-from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, grid_of
+from prunekit.techniques.quantize.grids.grids import Granularity, IntegerFormat
+from prunekit.techniques.quantize.grids.ranges import MeanSquaredError, MinMax, grid_of
+from prunekit.techniques.quantize.rounding.gptq import gptq, ordered_factor, rounded_matrix
 
 BY_OUTPUT = Granularity((1,))
 # Ragged: the last group of 24 or 150 inputs is shorter.

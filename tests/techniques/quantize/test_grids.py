@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from keras import ops
 from plain_quantization import plain_code, plain_limits, plain_parameters, plain_parts
 
-from prunekit.techniques.quantize.grids import Granularity, Grid, IntegerFormat, grid_between, grid_for_bias
-from prunekit.techniques.quantize.ranges import grid_of
+from prunekit.techniques.quantize.grids.grids import Granularity, Grid, IntegerFormat, grid_between, grid_for_bias
+from prunekit.techniques.quantize.grids.ranges import grid_of
 
 pytestmark = pytest.mark.every_backend
 BITS = (2, 3, 4, 5, 6, 7, 8, 16)

@@ -9,14 +9,14 @@ from keras import ops
 from plain_quantization import plain_code, plain_parameters
 
 import prunekit as pk
-from prunekit.anatomy.targets import find_targets
-from prunekit.core.layer_products import product_of
-from prunekit.techniques.quantize import activation_scaling
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.statistics.layer_products import product_of
 from prunekit.techniques.quantize.after_training import planned_quantization
-from prunekit.techniques.quantize.awq import Reading
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.placement import place
+from prunekit.techniques.quantize.placement.placement import place
 from prunekit.techniques.quantize.quantized_model import unique_weights
+from prunekit.techniques.quantize.rescaling import activation_scaling
+from prunekit.techniques.quantize.rescaling.awq import Reading
 
 pytestmark = pytest.mark.every_backend
 SIZE = 16

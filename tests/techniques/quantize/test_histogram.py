@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from prunekit.techniques.quantize.grids import IntegerFormat
-from prunekit.techniques.quantize.histogram import BINS, Histogram, extract_of
-from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, Percentile, Sample
+from prunekit.techniques.quantize.grids.grids import IntegerFormat
+from prunekit.techniques.quantize.grids.histogram import BINS, Histogram, extract_of
+from prunekit.techniques.quantize.grids.ranges import MeanSquaredError, MinMax, Percentile, Sample
 
 RNG = np.random.default_rng(0)
 BATCHES = {

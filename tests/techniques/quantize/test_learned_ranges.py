@@ -6,10 +6,10 @@ import pytest
 from backends import update
 from keras import ops
 
-from prunekit.techniques.quantize.calibration import Formats
-from prunekit.techniques.quantize.grids import PER_TENSOR, Granularity, Grid, IntegerFormat
-from prunekit.techniques.quantize.learned_ranges import LearnedRanges
-from prunekit.techniques.quantize.units import Range, RoundedWeight
+from prunekit.techniques.quantize.grids.grids import PER_TENSOR, Granularity, Grid, IntegerFormat
+from prunekit.techniques.quantize.placement.units import Range, RoundedWeight
+from prunekit.techniques.quantize.rounding.calibration import Formats
+from prunekit.techniques.quantize.training.learned_ranges import LearnedRanges
 
 pytestmark = pytest.mark.every_backend
 INT4, UINT8 = IntegerFormat(4), IntegerFormat(8, symmetric=False)

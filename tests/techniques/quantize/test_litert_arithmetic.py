@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from prunekit.techniques.quantize.grids import Granularity, IntegerFormat, grid_between
-from prunekit.techniques.quantize.ranges import grid_of
+from prunekit.techniques.quantize.grids.grids import Granularity, IntegerFormat, grid_between
+from prunekit.techniques.quantize.grids.ranges import grid_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

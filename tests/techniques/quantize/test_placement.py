@@ -8,7 +8,7 @@ from keras import layers as L
 from keras import ops
 from placements import ranges_of, reads_of, units_of_main
 
-from prunekit.techniques.quantize.placement import place
+from prunekit.techniques.quantize.placement.placement import place
 
 CASES = {}
 

@@ -5,9 +5,9 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
-from prunekit.techniques.quantize.grids import IntegerFormat
+from prunekit.techniques.quantize.grids.grids import IntegerFormat
+from prunekit.techniques.quantize.grids.ranges import MeanSquaredError, MinMax, Percentile
 from prunekit.techniques.quantize.options import QuantizationOptions, as_range_rule, rule_name
-from prunekit.techniques.quantize.ranges import MeanSquaredError, MinMax, Percentile
 
 DATA = np.zeros((4, 3), "float32")
 REFUSALS = {

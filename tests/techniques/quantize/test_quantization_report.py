@@ -13,7 +13,7 @@ from rounded_models import METHODS, arrays_of, assert_bit_identical, correlated,
 
 from prunekit.techniques.quantize.after_training import quantized
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.placement import place
+from prunekit.techniques.quantize.placement.placement import place
 from prunekit.techniques.quantize.preparation import few_bits_notes
 from prunekit.techniques.quantize.quantized_model import unique_weights
 

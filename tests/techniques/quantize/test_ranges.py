@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from plain_quantization import plain_error, plain_parts, plain_percentile
 
-from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
-from prunekit.techniques.quantize.ranges import (
+from prunekit.techniques.quantize.grids.grids import Granularity, IntegerFormat
+from prunekit.techniques.quantize.grids.ranges import (
     MeanSquaredError,
     MinMax,
     Percentile,
@@ -148,7 +148,7 @@ def test_errors_of_any_values_do_not_grow(values):
 def test_large_arrays_are_taken_in_parts_with_the_same_result(form, monkeypatch):
     values = np.random.default_rng(0).normal(size=(3, 1000)).astype("float32")
     whole = MeanSquaredError()(Sample(values), form)
-    monkeypatch.setattr("prunekit.techniques.quantize.ranges._PART", 7)
+    monkeypatch.setattr("prunekit.techniques.quantize.grids.ranges._PART", 7)
     assert np.allclose(MeanSquaredError()(Sample(values), form), whole, rtol=1e-12)
 
 

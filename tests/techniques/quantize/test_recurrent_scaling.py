@@ -8,15 +8,15 @@ from keras import layers as L
 from keras import ops
 from scaled_models import assert_same, multiply_all, outputs_of
 
-from prunekit.core.variable_values import assigned
+from prunekit.core.runtime.variable_values import assigned
 from prunekit.techniques.quantize.after_training import quantized
-from prunekit.techniques.quantize.awq import Reading, output_error, table_product
-from prunekit.techniques.quantize.equalization import channel_ranges, equalized
-from prunekit.techniques.quantize.grids import Granularity, IntegerFormat
+from prunekit.techniques.quantize.grids.grids import Granularity, IntegerFormat
+from prunekit.techniques.quantize.grids.ranges import grid_of
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.ranges import grid_of
-from prunekit.techniques.quantize.rescaling import rescalable
+from prunekit.techniques.quantize.placement.placement import place
+from prunekit.techniques.quantize.rescaling.awq import Reading, output_error, table_product
+from prunekit.techniques.quantize.rescaling.equalization import channel_ranges, equalized
+from prunekit.techniques.quantize.rescaling.rescaling import rescalable
 
 pytestmark = pytest.mark.every_backend
 WORDS, LENGTH = 30, 5

@@ -9,8 +9,8 @@ from keras import layers as L
 from keras import ops
 from scaled_models import LAST, assert_unchanged_by_factors, dense_pair, image
 
-from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.rescaling import rescalable
+from prunekit.techniques.quantize.placement.placement import place
+from prunekit.techniques.quantize.rescaling.rescaling import rescalable
 
 pytestmark = pytest.mark.every_backend
 

@@ -5,7 +5,7 @@ import pytest
 from unseen_inputs import perceptron, unseen_error
 
 import prunekit as pk
-from prunekit.core import synthetic_inputs
+from prunekit.core.data import synthetic_inputs
 
 
 @pytest.mark.parametrize("bits", [4, 3, 2])

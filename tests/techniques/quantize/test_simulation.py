@@ -11,8 +11,8 @@ from keras import layers as L
 from keras import ops
 from simulated_models import Passing, Rounding, arrays, assert_close, eighths, made, outputs_of, quarters
 
-from prunekit.techniques.quantize.placement import place
-from prunekit.techniques.quantize.simulation import simulating
+from prunekit.techniques.quantize.placement.placement import place
+from prunekit.techniques.quantize.rounding.simulation import simulating
 
 pytestmark = pytest.mark.every_backend
 # Every kind of layer with a state, and models with several outputs, nested and subclassed ones.

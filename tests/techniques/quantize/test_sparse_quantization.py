@@ -7,8 +7,8 @@ from architectures import ARCHITECTURES, inputs_of, randomize, stack
 from keras import layers as L
 from keras import ops
 
+from prunekit.operations.prune import prune
 from prunekit.sparsity.selection import pruned_count
-from prunekit.techniques.pruning.one_shot import prune
 from prunekit.techniques.quantize.after_training import quantized
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.quantized_model import unique_weights

@@ -9,7 +9,7 @@ from keras import ops
 
 from prunekit.techniques.quantize.after_training import planned_quantization, quantized
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.placement import place
+from prunekit.techniques.quantize.placement.placement import place
 from prunekit.techniques.quantize.targeting import selected
 
 pytestmark = pytest.mark.every_backend

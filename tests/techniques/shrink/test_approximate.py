@@ -8,9 +8,9 @@ from keras import layers
 from removed_channels import arrays, difference, outputs_with, zeroed
 
 import prunekit as pk
-from prunekit.techniques.shrink import kept_statistics as kept_statistics_module
-from prunekit.techniques.shrink import shrinking
-from prunekit.techniques.shrink.options import ShrinkOptions, Target
+from prunekit.techniques.shrink.channels import shrinking
+from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
+from prunekit.techniques.shrink.graph import kept_statistics as kept_statistics_module
 
 LAYER_NORM = "layer_normalization"
 

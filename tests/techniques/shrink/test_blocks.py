@@ -9,8 +9,8 @@ from keras import layers as L
 from keras import ops
 
 import prunekit as pk
-from prunekit.techniques.shrink.blocks import LAYERS, RESIDUAL, find_blocks
-from prunekit.techniques.shrink.layer_graph import LayerGraph
+from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
+from prunekit.techniques.shrink.layers.blocks import LAYERS, RESIDUAL, find_blocks
 
 
 def found_in(model):

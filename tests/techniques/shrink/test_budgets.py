@@ -11,13 +11,13 @@ from keras import layers
 from removed_channels import small_cnn
 
 import prunekit as pk
-from prunekit.delivery import model_measures
-from prunekit.delivery.isolated_run import ScriptFailed
-from prunekit.delivery.latency import Latencies
-from prunekit.delivery.litert import ConversionError
-from prunekit.techniques.shrink.measured_size import Measure, Measured
-from prunekit.techniques.shrink.options import ShrinkOptions, Target
-from prunekit.techniques.shrink.shrinking import shrunk
+from prunekit.delivery.litert import model_measures
+from prunekit.delivery.litert.isolated_run import ScriptFailed
+from prunekit.delivery.litert.latency import Latencies
+from prunekit.delivery.litert.litert import ConversionError
+from prunekit.techniques.shrink.channels.measured_size import Measure, Measured
+from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
+from prunekit.techniques.shrink.channels.shrinking import shrunk
 
 
 def cnn(width=24):

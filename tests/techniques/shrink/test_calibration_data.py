@@ -7,7 +7,7 @@ from keras import layers as L
 from keras import ops
 
 import prunekit as pk
-from prunekit.core.calibration import CheckedData, check_inputs
+from prunekit.core.data.calibration import CheckedData, check_inputs
 
 READERS = {
     "choose_bits": lambda model, data: pk.choose_bits(model, data, budget=10_000),

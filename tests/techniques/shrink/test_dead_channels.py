@@ -8,9 +8,9 @@ from keras import layers
 from removed_channels import arrays, difference
 
 import prunekit as pk
-from prunekit.anatomy.channels import find_channels
-from prunekit.anatomy.targets import find_targets
-from prunekit.techniques.shrink.zero_channels import zero_channels
+from prunekit.anatomy.channels.channels import find_channels
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.techniques.shrink.channels.zero_channels import zero_channels
 
 EXACT = 1e-5
 
@@ -98,7 +98,7 @@ def test_without_constants_nothing_is_adjusted():
 
 
 def test_a_shrink_that_removes_no_zero_channels_observes_nothing(monkeypatch):
-    import prunekit.techniques.shrink.shrinking as shrinking
+    import prunekit.techniques.shrink.channels.shrinking as shrinking
 
     monkeypatch.delattr(shrinking, "fold_constants")
     _, report = pk.shrink(functional(cnn), channels=0.5)

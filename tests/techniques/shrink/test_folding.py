@@ -9,8 +9,8 @@ from keras import ops
 from simplified_models import check_equal, outputs
 
 import prunekit as pk
-from prunekit.techniques.shrink.folding import FOLDED
-from prunekit.techniques.shrink.identities import DROPPED
+from prunekit.techniques.shrink.graph.folding import FOLDED
+from prunekit.techniques.shrink.layers.identities import DROPPED
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 import prunekit as pk
-from prunekit.anatomy.sections import MOST_BARS, Section
-from prunekit.delivery.terminal_report import print_section
-from prunekit.techniques.shrink import shrink_report
-from prunekit.techniques.shrink.shrink_report import ShrunkGroup, groups_section
+from prunekit.anatomy.records.sections import MOST_BARS, Section
+from prunekit.delivery.reports.terminal_report import print_section
+from prunekit.techniques.shrink.channels import shrink_report
+from prunekit.techniques.shrink.channels.shrink_report import ShrunkGroup, groups_section
 
 L = keras.layers
 

@@ -11,8 +11,8 @@ from architectures import randomize
 from removed_channels import arrays, difference, drawn, outputs_with, zeroed
 
 import prunekit as pk
-from prunekit.anatomy.channels import find_channels
-from prunekit.techniques.shrink.rebuild import without_channels
+from prunekit.anatomy.channels.channels import find_channels
+from prunekit.techniques.shrink.graph.rebuild import without_channels
 
 # Of layers of KerasHub that are called with a mask.
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not support masking")

@@ -7,8 +7,8 @@ from architectures import ARCHITECTURES, inputs_of, randomize
 from removed_channels import arrays, difference, drawn, outputs_with, zeroed
 
 import prunekit as pk
-from prunekit.anatomy.channels import find_channels
-from prunekit.techniques.shrink.rebuild import without_channels
+from prunekit.anatomy.channels.channels import find_channels
+from prunekit.techniques.shrink.graph.rebuild import without_channels
 
 # Keras computes attention scores in float32 whatever the model's type; TensorFlow has no Conv3D in float64 here.
 NOT_IN_FLOAT64 = ("transformer_encoder", "rms_decoder", "conv3d")

@@ -12,7 +12,7 @@ from keras import ops
 from without_prunekit import outputs_of_file
 
 import prunekit as pk
-from prunekit.techniques.shrink.blocks import RESIDUAL
+from prunekit.techniques.shrink.layers.blocks import RESIDUAL
 
 # ---- arguments -------------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from simplified_models import check_equal, names, outputs
 from without_prunekit import outputs_of_file
 
 import prunekit as pk
-from prunekit.techniques.shrink.folding import FOLDED
-from prunekit.techniques.shrink.identities import DROPPED
+from prunekit.techniques.shrink.graph.folding import FOLDED
+from prunekit.techniques.shrink.layers.identities import DROPPED
 
 
 @pytest.mark.short(cases=20)

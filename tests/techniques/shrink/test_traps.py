@@ -8,8 +8,8 @@ from keras import layers, ops
 from removed_channels import arrays, difference, drawn, outputs_with, zeroed
 
 import prunekit as pk
-from prunekit.anatomy.channels import find_channels
-from prunekit.techniques.shrink.rebuild import without_channels
+from prunekit.anatomy.channels.channels import find_channels
+from prunekit.techniques.shrink.graph.rebuild import without_channels
 
 register = keras.saving.register_keras_serializable("traps")
 dense = layers.Dense
@@ -330,7 +330,7 @@ def test_a_train_step_that_is_lost_is_said():
 
 def test_a_rule_that_is_wrong_is_found_before_the_model_is_returned(monkeypatch):
     """As if the rule of LayerNormalization kept no channels."""
-    from prunekit.anatomy import channel_layers
+    from prunekit.anatomy.channels import channel_layers
 
     monkeypatch.setitem(channel_layers._TABLE, layers.LayerNormalization, lambda walk, call: [call.x])
     model = functional(lambda i: dense(3)(dense(8)(i) * 1.0))

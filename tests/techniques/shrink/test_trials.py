@@ -9,10 +9,10 @@ from keras import layers as L
 from unseen_inputs import perceptron
 
 import prunekit as pk
-from prunekit.anatomy.channels import find_channels
-from prunekit.core.output_error import output_error
+from prunekit.anatomy.channels.channels import find_channels
+from prunekit.core.outputs.output_error import output_error
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.shrink import repair, trials
+from prunekit.techniques.shrink.channels import repair, trials
 
 pytestmark = pytest.mark.every_backend
 WAYS = list(itertools.product(("l2", "output_error"), ("uniform", "global")))

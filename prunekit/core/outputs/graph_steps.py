@@ -1,0 +1,186 @@
+"""A model's forward pass in inference as a flat list of steps, which can be run from any step on."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+from prunekit.anatomy.graph.model_graph import calls_of, graph_of, inputs_in, reads_inputs_alone
+
+# Identity of a symbolic tensor of the model's graph.
+Key = int
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One call of a layer or operation, or the entry into a nested model or the exit from it.
+
+    Attributes:
+        reads: Keys of the tensors that the step reads.
+        writes: Keys of the tensors that it computes.
+        run: Function of the tensors that the step reads; returns the tensors that it writes.
+        variables: Variables that the step may read.
+    """
+
+    reads: tuple[Key, ...]
+    writes: tuple[Key, ...]
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    variables: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The forward pass of a model.
+
+    Attributes:
+        steps: The steps in order of execution.
+        inputs: Keys of the model's inputs.
+        outputs: Keys of the model's outputs.
+        flat_inputs: Function of a batch of inputs; returns the tensors of `inputs`.
+        packed: Function of the tensors of `outputs`; returns the structure that the model's call returns.
+        whole: True for a model without a graph of layers, whose only step is the whole model.
+    """
+
+    steps: tuple[Step, ...]
+    inputs: tuple[Key, ...]
+    outputs: tuple[Key, ...]
+    flat_inputs: Callable[[Any], list[Any]]
+    packed: Callable[[Sequence[Any]], Any]
+    whole: bool = False
+
+    def first_readers(self) -> dict[int, int]:
+        """Returns {id of a variable: index of the first step that may read it}."""
+        found: dict[int, int] = {}
+        for index, step in enumerate(self.steps):
+            for variable in step.variables:
+                found.setdefault(id(variable), index)
+        return found
+
+    def live_before(self, index: int) -> tuple[Key, ...]:
+        """Returns the keys of the tensors that exist before step `index` and that it, or a later step, reads."""
+        before = [*self.inputs, *(key for step in self.steps[:index] for key in step.writes)]
+        needed = {key for step in self.steps[index:] for key in step.reads} | set(self.outputs)
+        return tuple(key for key in dict.fromkeys(before) if key in needed)
+
+
+def steps_of(model: Any, example: Any) -> Steps:
+    """Returns the forward pass of a built model in inference.
+
+    Models that are called once inside the model contribute their own calls; models that are called several times, and
+    models without a graph of layers, are one step for each call.
+
+    Args:
+        model: A built Keras model.
+        example: A batch of inputs; only a model without a graph runs on it, for the structure of its outputs.
+    """
+    graph = graph_of(model)
+    if graph is None:
+        return _whole(model, example)
+    structure = graph.output
+    keys = [id(tensor) for tensor in keras.tree.flatten(structure)]
+
+    def packed(tensors: Sequence[Any]) -> Any:
+        values = dict(zip(keys, tensors, strict=True))
+        found = keras.tree.map_structure(lambda tensor: values[id(tensor)], structure)
+        # Keras unpacks lists of one output in the same way.
+        return found[0] if isinstance(found, list | tuple) and len(found) == 1 else found
+
+    inputs = tuple(id(tensor) for tensor in graph.inputs)
+    return Steps(tuple(_steps_in(model)), inputs, tuple(keys), lambda batch: _entered(graph, batch), packed)
+
+
+def run_released(model: Any, inputs: Any) -> None:
+    """Runs a model in inference, for what observes its layers; each tensor is freed when no later call reads it.
+
+    The call of a functional model that is not compiled keeps all tensors until it ends.
+
+    Args:
+        model: A built Keras model. One without a graph is called as a whole.
+        inputs: A batch of inputs.
+    """
+    if graph_of(model) is None:
+        model(keras.tree.map_structure(ops.convert_to_tensor, inputs), training=False)
+        return
+    found = steps_of(model, inputs)
+    last = {key: index for index, step in enumerate(found.steps) for key in step.reads}
+    values = dict(zip(found.inputs, found.flat_inputs(inputs), strict=True))
+    with _without_gradients():
+        for index, step in enumerate(found.steps):
+            results = step.run([values[key] for key in step.reads])
+            values |= {key: result for key, result in zip(step.writes, results, strict=True) if key in last}
+            for key in step.reads:
+                if last[key] == index:
+                    values.pop(key, None)
+
+
+def _without_gradients() -> contextlib.AbstractContextManager[Any]:
+    """Returns the scope in which PyTorch keeps no tensors for a gradient."""
+    if keras.backend.backend() != "torch":
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.no_grad()
+
+
+def _entered(graph: Any, inputs: Any) -> list[Any]:
+    return list(graph._standardize_inputs(keras.tree.map_structure(ops.convert_to_tensor, inputs)))
+
+
+def _steps_in(model: Any) -> Iterator[Step]:
+    """Yields the steps of a model with a graph, those of nested models included."""
+    nodes = calls_of(model)
+    calls = Counter(id(node.operation) for node in nodes)
+    for node in nodes:
+        reads, writes = tuple(map(id, node.input_tensors)), tuple(map(id, node.outputs))
+        inner = graph_of(node.operation) if isinstance(node.operation, keras.Model) else None
+        if inner is None or calls[id(node.operation)] > 1 or not reads_inputs_alone(node):
+            yield Step(reads, writes, _call(node), tuple(getattr(node.operation, "variables", ())))
+            continue
+        yield Step(reads, tuple(map(id, inner.inputs)), _entry(node, inner))
+        yield from _steps_in(node.operation)
+        yield Step(tuple(map(id, inner.outputs)), writes, list)
+
+
+def _call(node: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    operation, keys = node.operation, [id(tensor) for tensor in node.input_tensors]
+
+    def run(tensors: Sequence[Any]) -> Sequence[Any]:
+        args, kwargs = node.arguments.fill_in(dict(zip(keys, tensors, strict=True)))
+        if "training" in getattr(operation, "_call_context_args", ()):
+            kwargs = {**kwargs, "training": False}
+        return keras.tree.flatten(operation(*args, **kwargs))
+
+    return run
+
+
+def _entry(node: Any, inner: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    keys = [id(tensor) for tensor in node.input_tensors]
+
+    def run(tensors: Sequence[Any]) -> Sequence[Any]:
+        return inner._standardize_inputs(inputs_in(*node.arguments.fill_in(dict(zip(keys, tensors, strict=True)))))
+
+    return run
+
+
+def _whole(model: Any, example: Any) -> Steps:
+    """Returns the forward pass of a model without a graph: one step."""
+    structure = keras.tree.map_structure(lambda leaf: None, example)
+    outputs = model(keras.tree.map_structure(ops.convert_to_tensor, example), training=False)
+    count, made = len(keras.tree.flatten(example)), keras.tree.map_structure(lambda leaf: None, outputs)
+    reads, writes = tuple(range(count)), tuple(range(count, count + len(keras.tree.flatten(outputs))))
+
+    def run(tensors: Sequence[Any]) -> Sequence[Any]:
+        return keras.tree.flatten(model(keras.tree.pack_sequence_as(structure, list(tensors)), training=False))
+
+    def flat(batch: Any) -> list[Any]:
+        return [ops.convert_to_tensor(leaf) for leaf in keras.tree.flatten(batch)]
+
+    def packed(tensors: Sequence[Any]) -> Any:
+        return keras.tree.pack_sequence_as(made, list(tensors))
+
+    step = Step(reads, writes, run, tuple(model.variables))
+    return Steps((step,), reads, writes, flat, packed, whole=True)

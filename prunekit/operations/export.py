@@ -1,0 +1,222 @@
+"""Exports a model; keeps only files that run and agree with the Keras model.
+
+Every file is written under a temporary name, reopened, run on real samples one by one and in batches, compared
+with the Keras model, and only then renamed. LiteRT files run in a separate process (`isolated_run`): a defective
+file can crash the process that opens it. Sparse-encoded files are also checked for XNNPACK's behaviour on ARM64 and
+in WebAssembly (`xnnpack`): some files compute wrong numbers there but not on x86.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.core.data.calibration import check_inputs
+from prunekit.delivery.litert.export_reference import Format, Measure, Subject
+from prunekit.delivery.litert.isolated_run import Comparison, Unfit, run_apart
+from prunekit.delivery.litert.keras_file import kept, saved_and_loaded, temporary
+from prunekit.delivery.litert.litert import ConversionError, Traced, convert
+from prunekit.delivery.litert.xnnpack import read_verdict
+from prunekit.delivery.reports.advice import runtime_advice
+from prunekit.delivery.reports.rows import INTEGERS, ExportRow, RuntimeAdvice, names_integers
+from prunekit.suggestions import did_you_mean
+
+__all__ = ["FORMATS", "ExportRow", "Format", "RuntimeAdvice", "export", "runtime_advice"]
+
+_CHUNK = 64
+
+
+FORMATS: dict[str, Format] = {
+    "keras": Format(".keras", max_error=1e-5),
+    "litert": Format(".tflite"),
+    "litert-sparse": Format("-sparse.tflite", sparse=True),
+    "litert-float16": Format("-float16.tflite", "float16", max_error=1e-2, mean_error=1e-3),
+    "litert-float16-sparse": Format("-float16-sparse.tflite", "float16", True, max_error=1e-2, mean_error=1e-3),
+    "litert-dynamic-int8": Format("-dynamic-int8.tflite", "int8", max_error=0.25, mean_error=0.02),
+}
+# Formats that are known to be broken for every model: format -> reason.
+_BROKEN = {
+    "litert-dynamic-int8-sparse": (
+        "LiteRT fails to load sparse-encoded dynamic int8, and computes nonsense where blocks are encoded; use "
+        "'litert-dynamic-int8', which gzip makes smaller than its sparse encoding would be"
+    ),
+}
+
+
+def export(  # noqa: PLR0913
+    model: keras.Model,
+    directory: str | os.PathLike[str],
+    formats: Sequence[str],
+    samples: Any,
+    *,
+    labels: Any = None,
+    measure: Measure | None = None,
+    name: str = "model",
+    batch_size: int | None = None,
+    keep_going: bool = True,
+) -> list[ExportRow]:
+    """Exports `model` in each format; returns one row per format, in the requested order.
+
+    Only files that run and agree with `model` remain on disk.
+
+    Args:
+        model: A built Keras model; it is not changed. The `.keras` file holds it without its optimizer.
+        directory: Folder for the files; created if missing.
+        formats: Names from `prunekit.operations.export.FORMATS`, such as "keras" or "litert".
+        samples: Real inputs, samples along axis 0: an array, or a list, tuple or dict of arrays in the model's input
+            structure. Every sample is run, so a few hundred are enough.
+        labels: Classes of the samples for the first output, as integers (samples,) or one-hot (samples, classes).
+        measure: Function of a file's outputs for the first samples, as a list of arrays, that returns metrics by name.
+        name: Stem of the file names.
+        batch_size: Fixes the batch size of the LiteRT files; None leaves it open. LiteRT.js runs fixed ones only.
+        keep_going: True reports an `OSError` (for example, a full disk) as a "failed" row; False raises it.
+
+    Raises:
+        ValueError: A format is unknown, the model is not built, or samples or labels do not fit the model.
+    """
+    chosen = checked_formats(formats)
+    if Path(name).name != name or not name:
+        raise ValueError(f"`name` must be a plain file name. Received: {name!r}.")
+    with contextlib.ExitStack() as scratch:
+        subject = Subject(model, samples, labels, batch_size, scratch, measure)
+        check_inputs(model, keras.tree.pack_sequence_as(subject.structure, subject.inputs))
+        with contextlib.suppress(Unfit):  # raise the caller's error before any work
+            _ = subject.reference
+        rows = _export_each(subject, chosen, Path(directory), name, keep_going)
+    return [rows[key] for key in chosen]
+
+
+def _export_each(
+    subject: Subject, chosen: Sequence[str], directory: Path, name: str, keep_going: bool
+) -> dict[str, ExportRow]:
+    rows = {}
+    # Write the Keras file first, so that the model is on disk even if a converter crashes this process.
+    for key in sorted(chosen, key=lambda key: key != "keras"):
+        target = directory / (name + FORMATS[key].suffix if key in FORMATS else name)
+        try:
+            if key in _BROKEN:
+                raise Unfit("refused", _BROKEN[key])
+            rows[key] = _export_keras(subject, target) if key == "keras" else _export_litert(subject, key, target)
+        except Unfit as unfit:
+            rows[key] = _row_of_unfit(key, unfit, target)
+        except OSError as error:
+            if not keep_going:
+                raise
+            rows[key] = _row_of_unfit(key, Unfit("failed", f"cannot write {target}: {error.strerror or error}"), target)
+    return rows
+
+
+def checked_formats(formats: Sequence[str], integers: str = INTEGERS) -> list[str]:
+    """Returns the names of formats, each once.
+
+    Args:
+        formats: Names.
+        integers: Answer to an unknown name that asks for integers: where integer files come from.
+
+    Raises:
+        TypeError: `formats` is a text.
+        ValueError: A format is unknown.
+    """
+    if isinstance(formats, str):
+        raise TypeError(f"`formats` must be a sequence of names. Received: {formats!r}; write [{formats!r}].")
+    for key in formats:
+        if key not in FORMATS and key not in _BROKEN:
+            hint = f" {integers}" if names_integers(str(key)) else did_you_mean(str(key), FORMATS)
+            raise ValueError(f"Unknown export format. Received: {key!r}.{hint} Valid formats: {', '.join(FORMATS)}.")
+    return list(dict.fromkeys(formats))
+
+
+def _row_of_unfit(key: str, unfit: Unfit, target: Path) -> ExportRow:
+    note, found = str(unfit), unfit.found
+    with contextlib.suppress(OSError):
+        if key in FORMATS and target.is_file():
+            note += f". The {target.name} in {target.parent} is from an earlier export"
+    return ExportRow(key, None, None, None, unfit.status, note, *_figures(found))
+
+
+def _figures(found: Comparison | None) -> tuple[Any, ...]:
+    return (found.max_error, found.agreement, found.accuracy, found.metrics) if found else (None,) * 4
+
+
+def _export_keras(subject: Subject, target: Path) -> ExportRow:
+    model = subject.model
+    with temporary(target) as path:
+        loaded, zeros = saved_and_loaded(model, path)
+        answers = subject.answers(loaded)
+        found = subject.measured(subject.compare(FORMATS["keras"], answers, "the samples"), answers)
+        total = sum(math.prod(weight.shape) for weight in model.weights)
+        return _ship("keras", path, target, f"{zeros} zeros in {total} weights, each where the model has it", found)
+
+
+def _export_litert(subject: Subject, key: str, target: Path) -> ExportRow:
+    chosen = FORMATS[key]
+    traced, content = subject.converted()
+    dense_size = len(content)
+    if key != "litert":
+        try:
+            content = convert(traced, weights=chosen.weights, sparse=chosen.sparse)
+        except ConversionError as error:
+            raise Unfit("failed", f"the conversion failed: {error}") from error
+    notes = _sparse_notes(content, dense_size if chosen.weights == "float32" else None) if chosen.sparse else []
+    if traced.batch is not None:
+        notes.append(f"takes batches of {traced.batch}")
+    with temporary(target) as path:
+        path.write_bytes(content)
+        found = _run_and_compare(subject, key, traced, path)
+        return _ship(key, path, target, "; ".join(notes), found)
+
+
+def _sparse_notes(content: bytes, dense_size: int | None) -> list[str]:
+    """Returns the notes on a sparse-encoded file.
+
+    Raises:
+        Unfit: The file is known to fail or to compute wrong numbers on some platform.
+    """
+    verdict = read_verdict(content)
+    if verdict.wrong is not None:
+        raise Unfit(
+            "refused",
+            f"{verdict.wrong}. Export the format without '-sparse' instead (gzip compresses the zeros), or change "
+            "that part of the model",
+        )
+    if not verdict.sparse_tensors:
+        return ["no constant has the 30 % zeros from which the converter encodes sparsely: stored densely"]
+    notes = [f"{verdict.sparse_tensors} constants stored sparsely"]
+    if verdict.blocks:
+        notes.append(f"{verdict.blocks} of them in blocks that x86 computes sparsely")
+    if verdict.switched:
+        notes.append("1x1 convolutions run sparse on ARM64 and in WebAssembly")
+    if dense_size is not None and len(content) > dense_size:
+        notes.append("larger than the dense file: too few zeros")
+    return notes
+
+
+def _run_and_compare(subject: Subject, key: str, traced: Traced, path: Path) -> Comparison:
+    """Runs a few samples one by one, then all samples in batches; returns the comparison over all samples."""
+    whole = subject.count // (traced.batch or 1) * (traced.batch or 1)
+    if not whole:
+        raise Unfit("failed", f"it takes batches of {traced.batch}, and the check has only {subject.count} samples")
+    runs = {traced.batch or _CHUNK: whole}
+    if traced.batch is None:
+        runs = {1: min(4, whole)} | runs
+    outputs = run_apart(path, {spec.name: v for spec, v in zip(subject.specs, subject.inputs, strict=True)}, runs)
+    for chunk, count in runs.items():
+        answers = [outputs[f"{chunk}/{name}"] for name in traced.outputs]
+        what = f"the first {count} samples one by one" if chunk == 1 else f"the samples in batches of {chunk}"
+        found = subject.compare(FORMATS[key], [np.asarray(values, np.float32) for values in answers], what)
+    return subject.measured(found, answers)
+
+
+def _ship(key: str, path: Path, target: Path, note: str, found: Comparison) -> ExportRow:
+    """Renames a checked file to its final name; returns its row."""
+    if found.alike:
+        note += "; " * bool(note) + "the model gives all samples the same answer, so agreeing with it proves little"
+    size, compressed = kept(path, target)
+    return ExportRow(key, target.name, size, compressed, "ok", note, *_figures(found))

@@ -1,0 +1,303 @@
+"""QuantizationCallback: quantization-aware training in `fit`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.core.data.model_building import build_from_data, waits_for_data
+from prunekit.core.runtime import jax_state
+from prunekit.core.runtime.optimizers import updates_in
+from prunekit.core.runtime.snapshot import Snapshot, lacking
+from prunekit.core.training import distribution
+from prunekit.core.training.backup_sync import Resumption
+from prunekit.core.training.last_callback import LastCallback
+from prunekit.core.training.step_counter import StepCounter
+from prunekit.core.training.train_function import callback_list_above
+from prunekit.operations.quantization_training import QuantizationRun, training_options
+from prunekit.operations.quantize import Quantized
+from prunekit.sparsity.arguments import whole
+from prunekit.techniques.quantize.quantization_report import QuantizationReport
+from prunekit.techniques.quantize.quantized_model import QuantizedModel
+from prunekit.techniques.quantize.training.step_functions import StepFunctions
+from prunekit.techniques.quantize.training.training import QuantizationTraining, learning_rate
+
+# Share of a training of known length after which batch normalizations use their moving statistics.
+_FREEZE_AT = 0.8
+_NEVER = -1
+
+
+class QuantizationCallback(keras.callbacks.Callback):
+    """Trains the model in `fit` as its integer file will compute (quantization-aware training).
+
+    In every training step, weights and the tensors between layers are rounded as the integer file rounds them, batch
+    normalizations are folded where it folds them, and the scales of the grids are trained with the weights. Validation
+    in `fit` measures the model on integers. At the end the weights are put on their grids, in place, and `quantized`
+    has the report, the simulation and the export.
+
+    The model, its optimizer and its compiled functions are modified only while a batch runs: other callbacks save,
+    restore and predict with the unmodified model in floating point. A file that ModelCheckpoint saves has these
+    weights; `pk.quantize` puts them on grids. If the list contains a `BackupAndRestore`, ranges are saved and restored
+    with the weights. With a `PruningCallback` in the same `fit`, pruned weights are exactly zero in every step.
+
+    Args:
+        data: Calibration data, from which the ranges at the start are chosen, as `pk.quantize` takes them; None only
+            with activations=None.
+        begin_step: Optimizer update at which quantization begins; the training before it is in floating point.
+        freeze_step: Optimizer update from which batch normalizations compute with their moving statistics, as in the
+            file. None = after four fifths of the training; -1 = never.
+        range_learning_rate: Learning rate of the ranges, about the largest relative change of a scale in one update.
+        **options: `weights` (bits, 8), `activations` (8, 16 or None), `group_size`, `weight_ranges`,
+            `activation_ranges`, `include`, `exclude`, `misfits`, `full_integer`: see
+            `prunekit.techniques.quantize.options.QuantizationOptions`.
+
+    Raises:
+        ValueError: An option has a wrong value; in `fit`, before the first update: the model is not built, its layers
+            cannot be followed, or all its weights are frozen; calibration data are missing or not finite; the list has
+            two such callbacks.
+        TypeError: An option is unknown, or the model is not a Keras 3 model.
+
+    Source: Jacob et al. 2018, arXiv:1712.05877 (training with simulated quantization); Esser et al. 2020,
+        arXiv:1902.08153 (LSQ, trained scales).
+    """
+
+    def __init__(
+        self,
+        data: Any = None,
+        *,
+        begin_step: int = 0,
+        freeze_step: int | None = None,
+        range_learning_rate: float = 1e-3,
+        **options: Any,
+    ):
+        super().__init__()
+        self.options = training_options(options)
+        self.options.with_data(data)
+        self._data = data
+        self.begin_step = whole("begin_step", begin_step, 0)
+        self.freeze_step = None if freeze_step is None else whole("freeze_step", freeze_step, _NEVER)
+        if self.freeze_step is not None and _NEVER < self.freeze_step < self.begin_step:
+            raise ValueError(
+                "Batch normalizations are frozen while the model trains on integers, so `freeze_step` is at least "
+                f"`begin_step`. Received: begin_step={self.begin_step}, freeze_step={self.freeze_step}."
+            )
+        self._learning_rate = learning_rate("range_learning_rate", range_learning_rate)
+        self.resumption = Resumption()
+        self.notes: list[str] = []
+        self._run: QuantizationRun | None = None
+        self._quantized: Quantized | None = None
+        self._counter: StepCounter | None = None
+        self._functions: StepFunctions | None = None
+        self._freezes_at: int | None = None
+        # (epoch, ranges) of the epoch whose weights EarlyStopping keeps.
+        self._best: tuple[int, list[np.ndarray]] | None = None
+        self._fitting = self._begun = False
+        self._list: keras.callbacks.CallbackList | None = None
+        self._last: LastCallback | None = None
+
+    @property
+    def quantized(self) -> Quantized:
+        """The result of the last `fit`: `.report`, `.simulating()`, `.export(path)`; RuntimeError before its end."""
+        if self._quantized is None:
+            raise RuntimeError("`quantized` and `report` exist once `fit` has ended with this callback.")
+        return self._quantized
+
+    @property
+    def quantized_model(self) -> QuantizedModel:
+        """What `quantized` exports: placement, grids and report of the last `fit`."""
+        return self.quantized.found
+
+    @property
+    def report(self) -> QuantizationReport:
+        """The report of the last `fit`."""
+        return self.quantized.report
+
+    # ---- events of `fit` ---------------------------------------------------------------------------------------------
+
+    def set_model(self, model: Any) -> None:
+        """See Keras."""
+        super().set_model(model)
+        found = callback_list_above()
+        self._list = found
+        listed = [] if found is None else [one for one in found.callbacks if isinstance(one, QuantizationCallback)]
+        if len(listed) > 1:
+            raise ValueError(
+                f"A list of callbacks may contain one QuantizationCallback. Received: {len(listed)}. A model is "
+                "quantized as a whole; `include` and `exclude` select the layers."
+            )
+        self._last = None if found is None else LastCallback.placed_after_all(found, self)
+        self.resumption.look(self, found)
+        if self._run is None or self._run.model is not model:
+            if self._data is not None and waits_for_data(model):
+                # Keras would build it in the first step, after the ranges are chosen.
+                build_from_data(model, self._data)
+            self._run = QuantizationRun(model, self._data, self.options, self._learning_rate)
+            self._counter = None
+        if not model.trainable_variables:
+            raise ValueError(
+                f"All weights of {model.name!r} are frozen, so `fit` updates none of them. Quantize the model with "
+                "pk.quantize, or make layers trainable before compile()."
+            )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See Keras."""
+        self.notes, self._quantized, self._best, self._begun = [], None, None, False
+        self._fitting = True
+        optimizers = self._work.optimizers
+        if self._counter is None:
+            self._counter = StepCounter(self._trained, optimizers)
+        else:
+            self._counter.resume(optimizers)
+        self._functions = None
+        self._work.frozen = False
+        self._freezes_at = self._planned_freeze()
+
+    def _planned_freeze(self) -> int | None:
+        if self.freeze_step is not None:
+            return None if self.freeze_step == _NEVER else self.freeze_step
+        steps, epochs = (self.params or {}).get("steps"), (self.params or {}).get("epochs")
+        if not (steps and epochs):
+            return None
+        start = max(self._counted.now, self.begin_step)
+        end = self._counted.now + updates_in(steps * epochs, self._work.optimizers)
+        return start + int(_FREEZE_AT * max(end - start, 0))
+
+    # Weights are loaded by callbacks that are listed later, in `on_train_begin`.
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """See Keras."""
+        if not self._begun:
+            self._begun = True
+            self.resumption.begin(self)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """See Keras."""
+        if self._last is None:
+            self.begin_batch()
+
+    def begin_batch(self) -> None:
+        """Prepares one training batch; called after all other callbacks' `on_train_batch_begin`."""
+        work, done = self._work, self._counted.done
+        if not work.begun:
+            if done < self.begin_step:
+                return
+            self._running.begin()
+        freezes = self._freezes_at is not None and done >= self._freezes_at
+        work.frozen = work.frozen or freezes
+        self._steps.training().arm()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """See Keras."""
+        if self._functions is not None:
+            self._functions.training().disarm()
+        counter = self._counted
+        counter.unseen += self._trained.steps_per_execution or 1
+        # On JAX, reading the number of updates waits for the device.
+        if not jax_state.steps_are_pure() or counter.done + counter.unseen >= self._next_change():
+            counter.settle()
+
+    def _next_change(self) -> float:
+        changes = [self.begin_step] if not self._work.begun else []
+        if self._freezes_at is not None and not self._work.frozen:
+            changes.append(self._freezes_at)
+        return min(changes, default=float("inf"))
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """See Keras."""
+        if self._fitting and self._work.begun:
+            self._steps.testing().arm()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """See Keras."""
+        if self._fitting and self._work.begun:
+            self._steps.testing().disarm()
+
+    def end_of_list(self) -> None:
+        """Keeps the ranges of the epoch whose weights EarlyStopping keeps; called after all other callbacks."""
+        best = self._best_epoch()
+        if best is not None and (self._best is None or self._best[0] != best):
+            jax_state.sync_model_state(self._trained)
+            self._best = best, self._work.values()
+
+    def _best_epoch(self) -> int | None:
+        listed = [] if self._list is None else self._list.callbacks
+        kept = [one for one in listed if getattr(one, "restore_best_weights", False)]
+        return next((one.best_epoch for one in kept if getattr(one, "best_weights", None) is not None), None)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """See Keras."""
+        if self._last is None:
+            self.end()
+
+    def end(self) -> None:
+        """Puts the weights on their grids after all other callbacks' `on_train_end`."""
+        self._fitting = False
+        # If the backup is of the last epoch, `fit` begins no epoch, so the state is restored here.
+        self.resumption.take_up(self)
+        self._counted.settle()
+        if not self._work.begun:
+            self.notes.append(
+                f"The training ended after {self._counted.now:,} updates, and quantization begins at update "
+                f"{self.begin_step:,}: the weights were rounded without training."
+            )
+            if distribution.speaks_for(self._trained):
+                warnings.warn(self.notes[-1], stacklevel=2)
+        elif self._best is not None and self._best[1]:
+            self._work.assign(self._best[1])
+        if self._functions is not None:
+            self._functions.keep()
+            self._functions = None
+        self._quantized = self._running.finish(self.notes)
+
+    # ---- what an interrupted `fit` goes on from ----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins a training that resumes none."""
+
+    def snapshot(self) -> Snapshot:
+        """Returns the number of updates, the ranges and the state of their training."""
+        state = self._work.snapshot()
+        counter = self._counted
+        return Snapshot({**state.values, "origin": counter.origin, "freezes_at": self._freezes_at}, state.arrays)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Takes up a state; weights and optimizer must already be restored.
+
+        Raises:
+            ValueError: The state is of another quantization, or incomplete.
+        """
+        wrong = lacking(snapshot.values, {"origin": int, "freezes_at": int | None})
+        if wrong is not None:
+            raise ValueError(f"The saved state of a quantization lacks {wrong}, or another version wrote it.")
+        self._work.restore(snapshot)
+        self._counted.origin, self._freezes_at = snapshot.values["origin"], snapshot.values["freezes_at"]
+        self._counted.settle()
+
+    @property
+    def _steps(self) -> StepFunctions:
+        if self._functions is None:
+            self._functions = StepFunctions(self._work)
+        return self._functions
+
+    # Not `self.model`: on JAX, Keras writes its state back whenever a callback reads that.
+    @property
+    def _trained(self) -> Any:
+        return self._running.model
+
+    @property
+    def _running(self) -> QuantizationRun:
+        if self._run is None:
+            raise RuntimeError("Keras calls `set_model` before anything else.")
+        return self._run
+
+    @property
+    def _work(self) -> QuantizationTraining:
+        return self._running.work
+
+    @property
+    def _counted(self) -> StepCounter:
+        if self._counter is None:
+            raise RuntimeError("Keras calls `on_train_begin` before any batch.")
+        return self._counter

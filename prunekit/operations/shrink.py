@@ -1,0 +1,106 @@
+"""shrink: removes channels from a model and returns a smaller model, for calculated and for measured targets."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from numbers import Integral
+from typing import Any, Unpack
+
+from prunekit.anatomy.channels.channels import find_channels
+from prunekit.core.data.calibration import CheckedData
+from prunekit.core.layerwise.layerwise import MEMORY, Progress
+from prunekit.core.outputs.baseline import Baseline
+from prunekit.delivery.litert.model_measures import measure_of
+from prunekit.sparsity.arguments import positive
+from prunekit.suggestions import check_names
+from prunekit.techniques.shrink.channels.budget import Budget
+from prunekit.techniques.shrink.channels.options import MEASURES, Options, ShrinkOptions, Target
+from prunekit.techniques.shrink.channels.shrink_report import ShrinkReport
+from prunekit.techniques.shrink.channels.shrinking import shrunk
+
+
+def shrink(  # noqa: PLR0913
+    model: Any,
+    *size: Any,
+    channels: float | None = None,
+    parameters: float | None = None,
+    macs: float | None = None,
+    bytes: float | None = None,
+    latency: float | None = None,
+    data: Any = None,
+    inputs: Any = None,
+    memory: float = MEMORY,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
+) -> tuple[Any, ShrinkReport]:
+    """Removes channels; returns (a smaller model, its report). The given model is not changed.
+
+    A channel is removed from every weight in which it occurs: the filter that computes it, the normalization after it,
+    and the inputs of the layers that read it. The new model computes what the model computes with zeros in all these
+    entries. It has the same inputs and outputs, loads without prunekit, and keeps names, compile settings and the
+    optimizer's state, so that training goes on.
+
+    Args:
+        model: A built Keras model.
+        *size: Nothing: a size needs its name.
+        channels: Share of the removable channels that is left, in (0, 1].
+        parameters: Share of the model's parameters that is left.
+        macs: Share of the multiply-accumulates of one example that is left.
+        bytes: Share of the bytes of the exported LiteRT file (float32) that is left. Files are exported until one fits.
+        latency: Share of this file's latency on this machine that is left, in LiteRT on one thread; measured with both
+            files by turns. Exactly one of the five is given.
+        data: Calibration data, as `pk.prune` takes them. With data the kept weights are repaired.
+        inputs: Example inputs, or their shapes, for a target in `macs` or `latency` of a model whose inputs have no
+            fixed size.
+        memory: Largest number of bytes of activations that are kept between layers while the kept weights are
+            repaired; with less, those of wide layers are computed again, which takes time and changes no result.
+        progress: Told of each measured model and of each repaired layer: (done, total, text).
+        **options: `criterion`, `reduction`, `normalize`, `allocation`, `minimum`, `multiple`, `include`, `exclude`,
+            `repair`, `tolerance`, `approximate`: see `prunekit.techniques.shrink.channels.options.ShrinkOptions`.
+
+    Raises:
+        ValueError: No target, or several; the target cannot be reached: the message has the reachable range; the
+            criterion needs data; no channel can be removed; the model cannot be followed; bytes or latency cannot be
+            measured here: they need the TensorFlow backend and ai-edge-litert.
+        TypeError: `model` is not a Keras 3 model; an option is unknown; a size has no name.
+    """
+    if size:
+        raise TypeError(
+            f"The size is named: pass one of {', '.join(MEASURES)} as the share that is left. Received: {size[0]!r} "
+            f"without a name. To keep a share of the channels: pk.shrink(model, channels={size[0]!r})."
+        )
+    given = dict(zip(MEASURES, (channels, parameters, macs, bytes, latency), strict=True))
+    asked = {name: value for name, value in given.items() if value is not None}
+    if len(asked) != 1:
+        raise ValueError(
+            f"One target says how small the model becomes: {', '.join(given)}. Received: {', '.join(asked) or 'none'}. "
+            "Pass exactly one, as the share that is left: channels=0.5."
+        )
+    check_names(options, [field.name for field in fields(ShrinkOptions)])
+    chosen, memory = ShrinkOptions(**options), positive("memory", memory)
+    _check_count(model, *next(iter(asked.items())), chosen)
+    target = Target(*asked.popitem())
+    checked = None if data is None else CheckedData(model, data)
+    with measure_of(target.measure, model, inputs) as measure:
+        found = shrunk(model, target, chosen, checked, inputs=inputs, measure=measure, progress=progress, memory=memory)
+    if checked is None:
+        return found.model, found.report
+    damage = Baseline(model, checked).damage(found.model)
+    remark = damage.remark("Keep more, or train the smaller model for some epochs.")
+    notes = (*found.report.notes, *([] if remark is None else [remark]))
+    return found.model, replace(found.report, damage=damage, notes=notes)
+
+
+def _check_count(model: Any, measure: str, value: Any, options: ShrinkOptions) -> None:
+    """Refuses a number of channels or parameters where their share is wanted; the error has the share."""
+    if measure not in ("channels", "parameters") or not isinstance(value, Integral) or int(value) < 2:
+        return
+    found = find_channels(model, options.approximate)
+    channels = sum(group.channels.size for group in found.groups)
+    total = channels if measure == "channels" else Budget(found).parameters
+    if value < total:
+        kind = "removable channels" if measure == "channels" else measure
+        raise ValueError(
+            f"{measure} is the share that is left, in (0, 1]. Received: {measure}={value}. To keep {value} of the "
+            f"model's {total:,} {kind}, pass {measure}={value / total:.4g}."
+        )

@@ -1,0 +1,245 @@
+"""Settings of the step kind quantize. Reads no file and imports neither Keras nor NumPy."""
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from prunekit.recipe.settings.fields import (
+    MEMORY,
+    Count,
+    Epochs,
+    Listed,
+    Memory,
+    Name,
+    Positive,
+    Settings,
+    Sparsity,
+    WeightPattern,
+    WeightPatterns,
+    refusal,
+    shown,
+)
+from prunekit.recipe.settings.step_settings import checked_pattern
+
+# Ends of the names of the files, by the activations.
+_ENDINGS = {8: "", 16: "-activations16", "float": "-weights"}
+_RULE = re.compile(r"minmax|mse|percentile(:0?\.\d+)?")
+
+
+def _activations(value: Any) -> Any:
+    if value in (8, 16, "float"):
+        return value
+    raise refusal(f"expected 8 or 16 bits, or float for tensors in floating point. Received: {shown(value)}.")
+
+
+def _weights(value: Any) -> Any:
+    if value is None or _are_bits(value):
+        return value
+    if isinstance(value, list | tuple) and value and all(map(_are_bits, value)) and len(set(value)) == len(value):
+        return tuple(sorted(value))
+    if isinstance(value, dict) and value and all(_are_bits(bits) or bits == "float" for bits in value.values()):
+        return value
+    raise refusal(
+        "expected bits, 2 to 8; a list of bits to choose from, with budget or drop; or bits by patterns of layers, "
+        f"such as {{head: 8, 'block_*': 4}}, with float for floating point. Received: {shown(value)}."
+    )
+
+
+def _kind(value: Any) -> str:
+    """Returns which of the forms of `weights` a value has; the tags are no keys of a recipe."""
+    return "(patterns)" if isinstance(value, dict) else "(list)" if isinstance(value, list | tuple) else "(bits)"
+
+
+def _are_bits(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 2 <= value <= 8
+
+
+def _rule(value: Any) -> Any:
+    if value is None or (isinstance(value, str) and _RULE.fullmatch(value)):
+        return value
+    raise refusal(f"expected minmax, mse or percentile:0.9999. Received: {shown(value)}.")
+
+
+Bits = Annotated[
+    Annotated[int | None, Tag("(bits)")]
+    | Annotated[tuple[int, ...], Tag("(list)")]
+    | Annotated[dict[WeightPattern, int | str], Tag("(patterns)")],
+    Discriminator(_kind),
+]
+# A word alone, or a list of words.
+IntegerIO = Annotated[
+    tuple[Literal["inputs", "outputs", "uint8"], ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+    Listed,
+]
+RangeRule = Annotated[str, BeforeValidator(_rule)]
+
+
+class Quantize(Settings):
+    """A step that puts weights on integer grids, and writes the integer LiteRT file.
+
+    Without `epochs` it quantizes after training, as `pk.quantize`; with them it trains on integers, as a
+    `QuantizationCallback`. Bits for a budget or drop are chosen before that training, as `pk.choose_bits`.
+
+    Attributes:
+        epochs: Epochs of training on integers; None = no training.
+        learning_rate: Learning rate of this training; None means that of the recipe's compile settings.
+        begin_epoch: Number of epochs in floating point before it; the step trains `epochs` epochs in all.
+        weights: Bits of the weights, 2 to 8; bits to choose from; or bits by patterns, with "float". None = 8, or 4 and
+            8 to choose from.
+        budget: Largest number of bytes of all weights, for which bits are chosen; None = none.
+        drop: Largest loss of the main metric on the validation data, for which bits are chosen; None = none.
+        activations: 8 or 16 bits for the tensors between layers, or "float".
+        group_size: Number of consecutive inputs of an output that share a scale; None = all of them.
+        method: How weights are rounded.
+        weight_ranges: Ranges of output channels; None means minmax for 8 bits and mse for fewer.
+        activation_ranges: Ranges of tensors.
+        correct_biases: Whether biases make up for mean errors; None means with GPTQ.
+        equalize: Whether the ranges of channels are equalized first.
+        sparsity: Fraction of the weights that are pruned before they are rounded; None = no further zeros.
+        pattern: Pattern of these zeros.
+        sparse: Whether kernels of the file are encoded sparsely where that is smaller.
+        integer_io: What of the file's "inputs" and "outputs" is integers instead of float32; with "uint8" without a
+            sign, and "uint8" alone means both.
+        calibration: Number of training examples that are read.
+        memory: Largest number of bytes of activations that are kept while weights are rounded or measured on data.
+        include: Patterns of layers and weights to quantize; empty = all.
+        exclude: Patterns of layers that compute in floating point.
+        misfits: What is done with layers without integers: they stay in floating point ("skip"), or an "error".
+        full_integer: Whether normalizations, attention and recurrent layers become integers, too, and nothing may
+            compute in floating point.
+        name: Stem of the file's name.
+    """
+
+    example: ClassVar[str] = "{weights: 8, activations: 8}"
+    epochs: Epochs | None = None
+    learning_rate: Positive | None = None
+    begin_epoch: Annotated[int, Field(ge=0)] = 0
+    weights: Annotated[Bits, BeforeValidator(_weights)] = None
+    budget: Count | None = None
+    drop: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    activations: Annotated[Literal[8, 16, "float"], BeforeValidator(_activations)] = 8
+    group_size: Count | None = None
+    method: Literal["auto", "nearest", "gptq", "awq"] = "auto"
+    weight_ranges: RangeRule | None = None
+    activation_ranges: RangeRule = "mse"
+    correct_biases: bool | None = None
+    equalize: bool = False
+    sparsity: Sparsity | None = None
+    pattern: Annotated[str, AfterValidator(checked_pattern)] = "unstructured"
+    sparse: bool = False
+    integer_io: IntegerIO = ()
+    calibration: Count = 512
+    memory: Memory = MEMORY
+    include: WeightPatterns = ()
+    exclude: WeightPatterns = ()
+    misfits: Literal["error", "skip"] = "skip"
+    full_integer: bool = False
+    name: Name = "model"
+
+    @model_validator(mode="after")
+    def _of_training(self) -> Self:
+        if self.epochs is None:
+            for name in ("learning_rate", "begin_epoch"):
+                if self._is_given(name):
+                    raise refusal(f"{name} is about a training on integers: write epochs, too.", name)
+            return self
+        for name in ("method", "correct_biases", "equalize", "sparsity", "pattern"):
+            if self._is_given(name):
+                raise refusal(f"{name} is about rounding without training. Remove it, or remove epochs.", name)
+        if self._is_given("memory") and not self.candidates:
+            raise refusal("memory is about weights that are rounded or measured on data. Remove it.", "memory")
+        if self.begin_epoch >= self.epochs:
+            raise refusal(
+                f"the training on integers begins before the last epoch. Received: begin_epoch {self.begin_epoch} "
+                f"and epochs {self.epochs}.",
+                "begin_epoch",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _of_zeros(self) -> Self:
+        if self.pattern != "unstructured" and self.sparsity is None:
+            raise refusal(
+                f"pattern is that of new zeros: write sparsity, too. Received: {shown(self.pattern)}.", "pattern"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _of_groups(self) -> Self:
+        if self.group_size is not None and self.activations != "float":
+            raise refusal(
+                "no integer kernel of LiteRT reads scales of groups: write activations: float, too. Received: "
+                f"group_size {self.group_size} and activations {self.activations}.",
+                "group_size",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _of_integers(self) -> Self:
+        if self.integer_io and self.activations == "float":
+            raise refusal("a file with activations: float has inputs and outputs in floating point.", "integer_io")
+        if self.full_integer and self.activations == "float":
+            raise refusal("with full_integer nothing computes in floating point: write activations: 8.", "full_integer")
+        if self.full_integer and self.drop is not None:
+            raise refusal("for a drop weights may stay in floating point: write a budget, or no full_integer.", "drop")
+        if "uint8" in self.integer_io and self.activations == 16:
+            raise refusal("inputs and outputs of uint8 are those of files with activations: 8.", "integer_io")
+        if self.sparse and self.activations == "float":
+            raise refusal("sparse is about kernels of integer operations. Remove it, or activations: float.", "sparse")
+        return self
+
+    @model_validator(mode="after")
+    def _of_choice(self) -> Self:
+        bounds = [name for name in ("budget", "drop") if getattr(self, name) is not None]
+        listed = isinstance(self.weights, tuple)
+        if len(bounds) > 1 or (listed and not bounds):
+            raise refusal(
+                "bits are chosen for a budget of bytes, or for a drop of the main metric. Received: "
+                f"{' and '.join(bounds) or 'weights ' + shown(list(self.weights)) + ' alone'}.",  # type: ignore[arg-type]
+                "weights",
+            )
+        if bounds and not listed and self.weights is not None:
+            raise refusal(
+                f"{bounds[0]} chooses the bits: write a list, such as [4, 8]. Received: {shown(self.weights)}.",
+                "weights",
+            )
+        return self
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """Numbers of bits among which are chosen for each weight; () where none are chosen."""
+        if self.budget is None and self.drop is None:
+            return ()
+        return self.weights if isinstance(self.weights, tuple) else (4, 8)
+
+    @property
+    def bits(self) -> int | dict[str, int | None]:
+        """Bits of the weights, or by patterns; the fewest of the candidates."""
+        if self.candidates:
+            return min(self.candidates)
+        if isinstance(self.weights, dict):
+            return {name: bits if isinstance(bits, int) else None for name, bits in self.weights.items()}
+        return self.weights if isinstance(self.weights, int) else 8
+
+    @property
+    def bits_text(self) -> str:
+        """Bits of the weights, in words."""
+        if self.candidates:
+            bound = f"at most {self.budget:,} bytes" if self.drop is None else f"a drop of at most {self.drop:g}"
+            return f"weights of {' or '.join(map(str, self.candidates))} bits for {bound}"
+        if isinstance(self.bits, int):
+            return f"{self.bits}-bit weights"
+        told = [f"{pattern!r} {f'{bits} bits' if bits else 'float'}" for pattern, bits in self.bits.items()]
+        return f"weights by patterns ({', '.join(told)})"
+
+    def _is_given(self, name: str) -> bool:
+        # Not `model_fields_set`: the recipe that a run locks has every setting.
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
+
+    @property
+    def file(self) -> str:
+        """Name of the written file."""
+        alike = isinstance(self.bits, int) and not self.candidates
+        return f"{self.name}-{f'int{self.bits}' if alike else 'mixed'}{_ENDINGS[self.activations]}.tflite"

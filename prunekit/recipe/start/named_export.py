@@ -1,0 +1,91 @@
+"""Exports the model in a file, compared on data that the command line names."""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.files.model_files import load_model
+from prunekit.anatomy.graph.example_inputs import input_names
+from prunekit.core.data.calibration import batches_of
+from prunekit.core.runtime.partial_files import partial_file
+from prunekit.delivery.reports.rows import ExportRow
+from prunekit.operations.export import FORMATS, export
+from prunekit.recipe.datasets.data import training_examples
+from prunekit.recipe.start.starting_recipe import named_source
+from prunekit.recipe.state.export_samples import class_labels, export_samples, structured
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Data that a command names.
+
+    Attributes:
+        data: Name of built-in data, a CSV or npz file, or a folder, as `prunekit init` takes them; None for inputs of
+            random numbers.
+        label: Column or part that holds the labels.
+        count: Examples to read, drawn at random with seed 0.
+    """
+
+    data: str | None
+    label: str | None
+    count: int
+
+    def read(self, model: keras.Model) -> tuple[Any, np.ndarray | None]:
+        """Returns inputs in the structure of the model's inputs, and classes or None.
+
+        Raises:
+            RecipeError: The data cannot be read, or do not fit the model; without data, the shape of the model's
+                inputs is not fully known.
+        """
+        if self.data is None:
+            return export_samples(model, None, 0)
+        source = named_source(self.data, self.label, model)
+        batches = list(batches_of(training_examples(source, self.count, input_names(model))))
+        inputs, labels = (
+            None if part[0] is None else keras.tree.map_structure(lambda *parts: np.concatenate(parts), *part)
+            for part in zip(*batches, strict=True)
+        )
+        return structured(model, inputs), class_labels(labels)
+
+
+def export_named(
+    path: str, examples: Examples, target: Path, formats: Sequence[str], name: str, batch_size: int | None
+) -> list[ExportRow]:
+    """Writes the model in a `.keras` file in other formats; returns a row for each.
+
+    Args:
+        path: The model's file.
+        examples: Inputs on which files and model are compared.
+        target: A folder; or, for one format, a file with an ending of FORMATS.
+        formats: Names from FORMATS.
+        name: Stem of the names of files in a folder.
+        batch_size: As for `export`.
+
+    Raises:
+        ValueError: As for `export` and `Examples.read`.
+        OSError: A file cannot be written.
+    """
+    model = load_model(path, compile=False)
+    samples, labels = examples.read(model)
+    options: dict[str, Any] = {"labels": labels, "batch_size": batch_size, "keep_going": False}
+    if target.suffix not in (".keras", ".tflite"):
+        return export(model, target, formats, samples, name=name, **options)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        (row,) = export(model, folder, formats, samples, **options)
+        if row.file is None:
+            return [row]
+        with partial_file(target, f".unfinished-{target.name}") as partial:
+            shutil.copyfile(Path(folder, row.file), partial)
+    return [replace(row, file=target.name)]
+
+
+def format_of_file(path: Path) -> str:
+    """Returns the format of a file by its ending, without options."""
+    return next(name for name, one in FORMATS.items() if one.suffix == path.suffix)

@@ -1,0 +1,83 @@
+"""Scans the model in a file on data that the command line names."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import yaml
+
+from prunekit.anatomy.files.model_files import FileRefused, load_model
+from prunekit.core.outputs.output_metrics import OutputMetrics
+from prunekit.delivery.reports.sensitivity import SensitivityReport
+from prunekit.operations.sensitivity import sensitivity
+from prunekit.recipe.datasets.data import Data
+from prunekit.recipe.settings.compile_fields import Compile
+from prunekit.recipe.start.starting_recipe import Start, compile_lines, named_data
+from prunekit.recipe.state.compile_settings import compile_arguments, output_names, reason_of
+from prunekit.recipe.text.loader import RecipeError
+
+_SEED = 7
+
+
+def scan_named(model: str, data: str, label: str | None, *, examples: int, **options: Any) -> SensitivityReport:
+    """Returns the scan of the model in a file.
+
+    Args:
+        model: Path of a `.keras` file. A model that was saved without compile settings is compiled with loss and metric
+            that fit its outputs and the labels.
+        data: Name of built-in data, a CSV or npz file, or a folder, as `prunekit init` takes them.
+        label: Column or part that holds the labels.
+        examples: Number of training examples, drawn by a fixed seed.
+        **options: Keyword arguments of `sensitivity`.
+
+    Raises:
+        RecipeError: The model or the data cannot be read, or do not fit together.
+        ValueError: As for `sensitivity`.
+    """
+    network = compiled_model(model)
+    found = named_data(Start(model, data, label, Path("scan.yaml")), network)
+    if found is None:
+        raise RecipeError("a scan needs data. Received: none.")
+    part = found[1].train
+    if examples < part.examples:
+        drawn = np.random.default_rng(_SEED).permutation(part.examples)[:examples]
+        part = part.subset(np.sort(drawn))
+    if not network.compiled:
+        compile_for(network, found[1])
+    inputs, labels = part.first(min(examples, part.examples))
+    _check(network, part.first(min(8, part.examples)), data)
+    return sensitivity(network, (inputs, labels), **options)
+
+
+def compiled_model(path: str) -> keras.Model:
+    """Returns the model in a file, compiled if the file has compile settings that can be read."""
+    if not path.endswith(".keras"):
+        raise RecipeError(f"MODEL is a .keras file. Received: {path}.")
+    try:
+        return load_model(path)
+    except FileRefused:
+        # A loss or metric of the user's own cannot be read from the file, and is not needed.
+        return load_model(path, compile=False)
+
+
+def compile_for(model: keras.Model, data: Data) -> None:
+    """Compiles a model with loss and metric that fit its outputs and the labels."""
+    lines, _ = compile_lines(model, data)
+    settings = Compile.model_validate(yaml.safe_load("\n".join(lines))["compile"])
+    outputs = model(data.train.example[0], training=False)
+    model.compile(**compile_arguments(settings, output_names(model, outputs)))
+
+
+def _check(model: keras.Model, examples: tuple[Any, Any], name: str) -> None:
+    inputs, labels = examples
+    try:
+        OutputMetrics(model, [(inputs, _arrays(labels), None)])([model(inputs, training=False)])
+    except Exception as error:
+        # Catch every exception: each backend has its own exception types for data that do not fit.
+        raise RecipeError(f"the model {model.name!r} cannot be measured on {name}: {reason_of(error)}.") from error
+
+
+def _arrays(labels: Any) -> Any:
+    return dict(labels) if isinstance(labels, Mapping) else labels
