@@ -24,59 +24,59 @@ PAGE = PACKAGE.parent / "SECURITY.md"
 if not PAGE.is_file():
     pytest.skip("SECURITY.md lies beside the package in a checkout alone", allow_module_level=True)
 
-ALLOWANCE = ["anatomy.archives:expanded_bytes", "anatomy.archives:expansion"]
+ALLOWANCE = ["anatomy.files.archives:expanded_bytes", "anatomy.files.archives:expansion"]
 # What each row of the tables stands for, in the order in which it names them.
 ROWS = {
-    "bytes of a file, and of the file with every default written out": ["recipe.yaml_reader:LARGEST_FILE"],
-    "values, with aliases and variables written out": ["recipe.yaml_reader:MOST_VALUES"],
-    "characters of all text, with aliases and variables written out": ["recipe.yaml_reader:LARGEST_FILE"],
-    "aliases": ["recipe.yaml_reader:MOST_ALIASES"],
-    "levels": ["recipe.yaml_reader:DEEPEST", "recipe.fields:DEEPEST_ARGUMENT"],
-    "characters of a number": ["recipe.yaml_reader:LONGEST_NUMBER"],
-    "characters of a text field": ["recipe.fields:LONGEST_TEXT"],
-    "characters of a pattern for weights": ["recipe.fields:LONGEST_PATTERN"],
-    "characters of all regular expressions (`re:...`)": ["recipe.fields:MOST_EXPRESSIONS"],
+    "bytes of a file, and of the file with every default written out": ["recipe.text.yaml_reader:LARGEST_FILE"],
+    "values, with aliases and variables written out": ["recipe.text.yaml_reader:MOST_VALUES"],
+    "characters of all text, with aliases and variables written out": ["recipe.text.yaml_reader:LARGEST_FILE"],
+    "aliases": ["recipe.text.yaml_reader:MOST_ALIASES"],
+    "levels": ["recipe.text.yaml_reader:DEEPEST", "recipe.settings.fields:DEEPEST_ARGUMENT"],
+    "characters of a number": ["recipe.text.yaml_reader:LONGEST_NUMBER"],
+    "characters of a text field": ["recipe.settings.fields:LONGEST_TEXT"],
+    "characters of a pattern for weights": ["recipe.settings.fields:LONGEST_PATTERN"],
+    "characters of all regular expressions (`re:...`)": ["recipe.settings.fields:MOST_EXPRESSIONS"],
     "`-` in all patterns for weights with characters beyond ASCII (each may be a range)": [
-        "recipe.fields:MOST_WIDE_RANGES"
+        "recipe.settings.fields:MOST_WIDE_RANGES"
     ],
-    "steps; right ones hold more values than that before": ["recipe.schema:MOST_STEPS"],
-    "points of a sweep": ["recipe.grid:MOST_POINTS"],
-    "characters of an error message": ["recipe.yaml_reader:LONGEST_MESSAGE"],
-    "members of a `.keras` or npz archive": ["anatomy.archives:members"],
+    "steps; right ones hold more values than that before": ["recipe.settings.schema:MOST_STEPS"],
+    "points of a sweep": ["recipe.text.grid:MOST_POINTS"],
+    "characters of an error message": ["recipe.text.yaml_reader:LONGEST_MESSAGE"],
+    "members of a `.keras` or npz archive": ["anatomy.files.archives:members"],
     "bytes of all members, unpacked": ALLOWANCE,
-    "bytes of the model's description, `config.json`": ["anatomy.archives:config_bytes"],
-    "levels in it": ["anatomy.archives:config_levels"],
-    "groups and arrays of weights": ["anatomy.archives:objects"],
+    "bytes of the model's description, `config.json`": ["anatomy.files.archives:config_bytes"],
+    "levels in it": ["anatomy.files.archives:config_levels"],
+    "groups and arrays of weights": ["anatomy.files.archives:objects"],
     "bytes that all arrays of weights declare": ALLOWANCE,
     "bytes of weights that the described layers make": ALLOWANCE,
     "bytes of a gzip idx file, unpacked": ALLOWANCE,
-    "axes of an idx file": ["recipe.idx:_MOST_AXES"],
+    "axes of an idx file": ["recipe.datasets.idx:_MOST_AXES"],
     "characters of a number in a CSV file": ["recipe.datasets.csv_files:_LONGEST_NUMBER"],
     "pixels of an image": ["recipe.datasets.images:MOST_PIXELS"],
     "bytes of the description of a saved data set, `dataset_spec.pb`": ["recipe.datasets.saved:LARGEST_SPEC"],
-    "bytes of a report": ["recipe.read_report:LARGEST_REPORT"],
+    "bytes of a report": ["recipe.state.read_report:LARGEST_REPORT"],
 }
 # They bound what prunekit itself writes, or how long it computes, and refuse nothing that a file says.
 NO_LIMITS_OF_FILES = {
-    "core.synthetic_inputs:LARGEST",
-    "core.trials:LARGEST",
-    "techniques.quantize.calibration:_LARGEST_CELL",
-    "core.calibration:MOST_GENERATED",
-    "recipe.fields:LONGEST_SHOWN",
-    "recipe.fields:MOST_NEAREST",
-    "recipe.data_source:_MOST_LAYERS",
-    "recipe.grid:_LONGEST_NAME",
-    "recipe.planned_counts:MOST_WEIGHTS_WITH_DATA",
-    "delivery.plot_data:MOST_BARS",
-    "anatomy.sections:MOST_BARS",
-    "delivery.plot_data:MOST_HISTOGRAMS",
-    "delivery.terminal_report:_MOST_NAMES",
-    "delivery.sweep_plot:_LONGEST_LABEL",
+    "core.data.synthetic_inputs:LARGEST",
+    "core.layerwise.trials:LARGEST",
+    "techniques.quantize.rounding.calibration:_LARGEST_CELL",
+    "core.data.calibration:MOST_GENERATED",
+    "recipe.settings.fields:LONGEST_SHOWN",
+    "recipe.settings.fields:MOST_NEAREST",
+    "recipe.settings.data_source:_MOST_LAYERS",
+    "recipe.text.grid:_LONGEST_NAME",
+    "recipe.steps.planned_counts:MOST_WEIGHTS_WITH_DATA",
+    "delivery.reports.plot_data:MOST_BARS",
+    "anatomy.records.sections:MOST_BARS",
+    "delivery.reports.plot_data:MOST_HISTOGRAMS",
+    "delivery.reports.terminal_report:_MOST_NAMES",
+    "delivery.plots.sweep_plot:_LONGEST_LABEL",
     "doctor:_LONGEST_REASON",
     "interop.tfmot.schedule_adoption:_MOST_CALLS",
     "sparsity.arguments:LARGEST",
     "suggestions:_LONGEST_WORD",
-    "gradients.zeroth_order:_MOST_FEATURES",
+    "training_tools.gradients.zeroth_order:_MOST_FEATURES",
 }
 CALLED = re.compile(r"_?(MOST|LONGEST|LARGEST|DEEPEST)(_[A-Z_]+)?")
 NUMBER = re.compile(r"(\d[\d,]*)(?: (.iB))?")
@@ -96,7 +96,7 @@ def stated():
 
 def value(place):
     module, name = place.split(":")
-    if module == "anatomy.archives":
+    if module == "anatomy.files.archives":
         return getattr(LIMITS, name)
     return getattr(importlib.import_module(f"prunekit.{module}"), name)
 
@@ -106,7 +106,7 @@ def test_every_row_agrees_with_the_code():
 
 
 def test_every_limit_of_the_code_has_a_row():
-    found = {f"anatomy.archives:{field.name}" for field in fields(LIMITS)}
+    found = {f"anatomy.files.archives:{field.name}" for field in fields(LIMITS)}
     for path in PACKAGE.rglob("*.py"):
         module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

@@ -88,7 +88,7 @@ class Picture:
         title: Heading of the picture.
         caption: Text below the heading.
         label: Text alternative for readers who cannot see the picture.
-        plot: Name of a plot in `delivery.pictures.PLOTS`.
+        plot: Name of a plot in `delivery.pages.pictures.PLOTS`.
         data: What the plot draws, as JSON values.
         wide: True for a picture that takes half the page, False for a quarter.
     """

@@ -26,7 +26,7 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
     """Reads the array in an idx file, in native byte order.
 
     Never allocates more memory than the file's content, even if its header is wrong; for gzip files, not more than
-    `anatomy.archives.LIMITS` allows.
+    `anatomy.files.archives.LIMITS` allows.
 
     Args:
         path: File, raw or gzip (recognised by its first bytes, not by its name).

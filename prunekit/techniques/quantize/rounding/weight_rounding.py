@@ -17,7 +17,7 @@ from prunekit.techniques.quantize.rounding.gptq import OrderedFactor, ordered_fa
 
 
 class WeightRounder:
-    """Rounds one weight after another, on calibration data; see `core.layer_fit.Solver`.
+    """Rounds one weight after another, on calibration data; see `core.layerwise.layer_fit.Solver`.
 
     Args:
         targets: The weights.
