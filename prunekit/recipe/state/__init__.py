@@ -15,4 +15,11 @@
 - `export_samples`: examples that compare files
 - `stages`: files that are timed at the end
 - `workspace`: what steps share
+
+Design
+
+Each process computes masks from its own, bit-equal copy of the weights; masks are not communicated.
+`core/training/distribution.py` determines the chief process and adds cross-process behaviour that Keras's `fit` lacks;
+`replicas` checks the replicas that a recipe requests. All workers run all steps, since they wait for one another; only
+the chief writes files.
 """
