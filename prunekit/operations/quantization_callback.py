@@ -262,6 +262,10 @@ class QuantizationCallback(keras.callbacks.Callback):
         counter = self._counted
         return Snapshot({**state.values, "origin": counter.origin, "freezes_at": self._freezes_at}, state.arrays)
 
+    def resume(self, snapshot: Snapshot) -> None:
+        """Lets the next `fit` go on from a state that `snapshot` returned."""
+        self.resumption.state = snapshot
+
     def restore(self, snapshot: Snapshot) -> None:
         """Takes up a state; weights and optimizer must already be restored.
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from backends import tensorflow_only
-from outside_step import HALVE
+from outside_step import DRIFT, HALVE
 from tiny_recipes import Stop, prune, recipe, told, zeros
 
 from prunekit.anatomy.files.digests import model_digest, weight_arrays
@@ -45,10 +45,12 @@ def network():
 
 
 @pytest.fixture(autouse=True)
-def halve():
+def kinds():
     register_step(HALVE)
+    register_step(DRIFT)
     yield
     unregister_step("halve")
+    unregister_step("drift")
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +233,18 @@ def test_a_finished_run_is_verified_and_returned_as_it_ended(data, whole):
     again = compress(STEPS, network(), data, whole.directory, resume=True)
     assert model_digest(again.model) == model_digest(whole.model)
     assert told(again.report) == told(whole.report)
+
+
+@pytest.mark.parametrize("ends", [2, 3, 4, 5], ids=["in its first training", "after it", "between", "in its second"])
+def test_a_step_that_trains_with_a_callback_of_its_own_is_resumed_with_its_state(data, tmp_path, ends):
+    steps = recipe(prune(), {"drift": {"epochs": 2}})
+    straight = compress(steps, network(), data)
+    with pytest.raises(KeyboardInterrupt):
+        compress(steps, network(), data, tmp_path / "run", progress=Stop(ends))
+    resumed = compress(steps, network(), data, tmp_path / "run", resume=True)
+    assert model_digest(resumed.model) == model_digest(straight.model)
+    assert told(resumed.report)["steps"] == told(straight.report)["steps"]
+    assert len(resumed.report.steps[1]["sections"][0]["rows"]) == 2
 
 
 @pytest.mark.every_backend(cases=0)

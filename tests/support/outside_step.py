@@ -1,6 +1,7 @@
-"""A step kind as a package outside prunekit adds it: it removes half of the units of a Dense layer.
+"""Step kinds as a package outside prunekit adds them: one removes half of the units of a Dense layer, one trains.
 
-The step returns another model object. Weights, masks and the optimizer's slots are cut along.
+`halve` returns another model object; weights, masks and the optimizer's slots are cut along. `drift` trains with a
+callback that has a state of its own.
 """
 
 from typing import ClassVar
@@ -10,8 +11,10 @@ import numpy as np
 
 from prunekit.anatomy.files.digests import weight_arrays
 from prunekit.anatomy.records.sections import Column, Section
+from prunekit.core.runtime.snapshot import Snapshot
 from prunekit.recipe.settings.fields import Name, Settings, refusal
 from prunekit.recipe.settings.step_kinds import StepKind
+from prunekit.recipe.state.checkpoint import CheckpointState
 from prunekit.recipe.steps.step_handler import PreparedStep, StepHandler, StepResult
 
 
@@ -78,6 +81,62 @@ def cut(array, shape, kept):
             array = np.take(array, kept, axis)
     return array
 
+
+class Drift(Settings):
+    """Trains while the biases of the last layer drift, faster from step to step."""
+
+    example: ClassVar[str] = "{epochs: 2}"
+    epochs: int
+
+
+class Drifting(keras.callbacks.Callback):
+    """Adds 0.001 times the number of batches so far to a bias after each batch."""
+
+    batches = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        bias = self.model.layers[-1].bias
+        bias.assign(bias + 0.001 * self.batches)
+
+    def snapshot(self):
+        return Snapshot({"batches": self.batches}, {"twice": np.array(2 * self.batches)})
+
+    def resume(self, snapshot):
+        assert int(snapshot.arrays["twice"]) == 2 * snapshot.values["batches"]
+        self.batches = snapshot.values["batches"]
+
+
+class DriftStep(StepHandler[PreparedStep]):
+    """Trains twice, and keeps the losses of the first training for the second."""
+
+    def prepare(self, settings, run):
+        return PreparedStep(settings)
+
+    def run(self, prepared, workspace):
+        drifting, own, epochs = Drifting(), workspace.state.own, prepared.settings.epochs
+        with workspace.holding_masks():
+            if "first" not in own:
+                history = workspace.fit(epochs, None, drifting)
+                own["first"] = history["loss"]
+                workspace.step.resumed = CheckpointState(
+                    workspace.step.index, epochs, history=history, callbacks=[drifting.snapshot()]
+                )
+                workspace.save_epoch(epochs, history, [drifting])
+            history = workspace.fit(2 * epochs, None, drifting, begin=epochs)
+        rows = [(number, loss) for number, loss in enumerate(own["first"])]
+        section = Section("First training", (Column("epoch", "count"), Column("loss", "number")), rows)
+        return StepResult(history=history, sections=[section])
+
+
+DRIFT = StepKind(
+    "drift",
+    DriftStep,
+    Drift,
+    lambda settings: f"train for {2 * settings.epochs} epochs with a drift",
+    trains=lambda settings: True,
+    changes_weights=lambda settings: True,
+)
 
 HALVE = StepKind(
     "halve",

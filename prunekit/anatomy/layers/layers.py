@@ -1,8 +1,9 @@
 """The table of layer types: each type's weights, their input and output axes, and how often a call uses them.
 
-Lookup follows the method resolution order: a subclass of Dense has the row of Dense. No other module of prunekit may
-depend on a layer type; to support a new layer type, add a row here or call `register_layer`. The rows of KerasHub's
-layers are in `keras_hub_layers.py`.
+Lookup follows the method resolution order: a subclass of Dense has the row of Dense. To prune a new layer type, add a
+row here or call `register_layer`; what removal and integers do with a type stands in tables of their own
+(`channel_layers.py`, `linear_kinds.py`, `placement/rules.py`). The rows of KerasHub's layers are in
+`keras_hub_layers.py`.
 """
 
 from __future__ import annotations

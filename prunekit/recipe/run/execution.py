@@ -97,6 +97,7 @@ class Execution:
         # Seed each step separately, so that an added export step does not change the random numbers of later steps.
         keras.utils.set_random_seed(seed)
         result = handler_of(step.kind).run(self._prepared.steps[index], workspace)
+        workspace.state.own, workspace.state.own_arrays = {}, {}
         self._adopt(result)
         if result.metrics is not None:
             workspace.state.metrics = result.metrics

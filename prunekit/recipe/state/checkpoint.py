@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 import keras
 import numpy as np
@@ -26,6 +26,17 @@ from prunekit.recipe.text.loader import RecipeError
 from prunekit.sparsity.array_ops import array_of
 
 
+@runtime_checkable
+class ResumableCallback(Protocol):
+    """A callback with a state besides weights and optimizer, which checkpoints inside its training keep."""
+
+    def snapshot(self) -> Snapshot:
+        """Returns the state at the end of an epoch."""
+
+    def resume(self, snapshot: Snapshot) -> None:
+        """Lets the next `fit` go on from a state; called before it."""
+
+
 @dataclass
 class CheckpointState:
     """Position of a run in its recipe, and the state of the run; the defaults describe the start of a run.
@@ -35,8 +46,7 @@ class CheckpointState:
         epoch: Number of finished epochs of that step.
         seconds: Duration of that step so far.
         history: History of that step so far: metric -> value per epoch.
-        callback: State of the callback that prunes or quantizes during that step's training; None without one.
-        penalty: State of the penalty on channels of that step; None without one.
+        callbacks: State of each callback of that step's training; None for one that has none.
         random: State of the global random generators that layers may use, for a checkpoint inside a step.
         run: State of the run; None before a checkpoint is written.
     """
@@ -45,8 +55,7 @@ class CheckpointState:
     epoch: int = 0
     seconds: float = 0.0
     history: dict[str, list[float]] = field(default_factory=dict)
-    callback: Snapshot | None = None
-    penalty: Snapshot | None = None
+    callbacks: list[Snapshot | None] = field(default_factory=list)
     random: dict[str, Any] | None = None
     run: RunState | None = None
 
@@ -59,9 +68,7 @@ _PLAIN = {
     "history": dict,
     "random": dict | None,
 }
-# Fields of `CheckpointState` that are snapshots themselves, or None.
-_SNAPSHOTS = ("callback", "penalty")
-_KINDS = _PLAIN | {name: dict | None for name in _SNAPSHOTS} | {"record": dict, "optimizer": bool, "files": dict}
+_KINDS = _PLAIN | {"callbacks": list, "record": dict, "optimizer": bool, "files": dict}
 
 
 class Checkpoints:
@@ -101,14 +108,14 @@ class Checkpoints:
         variables = _variables(model, optimizer)
         arrays = {f"variable/{i}": np.array(array_of(v)) for i, v in enumerate(variables)}
         arrays |= _run_arrays(state.run)
-        inner = {name: found for name in _SNAPSHOTS if (found := getattr(state, name)) is not None}
-        arrays |= {f"{name}/{key}": array for name, one in inner.items() for key, array in one.arrays.items()}
+        inner = {f"callback/{i}/": one for i, one in enumerate(state.callbacks) if one is not None}
+        arrays |= {f"{prefix}{key}": array for prefix, one in inner.items() for key, array in one.arrays.items()}
         if own is not None:
             arrays["replicas"] = own
         values = {
             **{name: getattr(state, name) for name in _PLAIN},
             "record": plain_fields(state.run),
-            **{name: inner[name].values if name in inner else None for name in _SNAPSHOTS},
+            "callbacks": [None if one is None else one.values for one in state.callbacks],
             "optimizer": optimizer,
             "files": self._files(),
         }
@@ -149,9 +156,10 @@ class Checkpoints:
         run = _run_state(found)
         self._restore_model(model_of(run), found)
         state = CheckpointState(**{name: found.values[name] for name in _PLAIN}, run=run)
-        for name in _SNAPSHOTS:
-            if found.values[name] is not None:
-                setattr(state, name, Snapshot(found.values[name], arrays_under(found.arrays, f"{name}/")))
+        state.callbacks = [
+            None if values is None else Snapshot(values, arrays_under(found.arrays, f"callback/{i}/"))
+            for i, values in enumerate(found.values["callbacks"])
+        ]
         return state
 
     def _restore_model(self, model: keras.Model, found: Snapshot) -> None:
@@ -192,18 +200,17 @@ class Checkpoints:
 
 def _run_arrays(run: RunState) -> dict[str, np.ndarray]:
     arrays = {f"before/{name}": array for name, array in run.weights_before.items()}
-    arrays |= {f"rewind/{i}": array for i, array in enumerate(run.rewind_point)}
+    arrays |= {f"own/{name}": array for name, array in run.own_arrays.items()}
     arrays |= {f"mask/{name}": mask for name, mask in run.masks.pruned.items()}
     return arrays | {f"found/{name}": mask for name, mask in run.masks.original.items()}
 
 
 def _run_state(found: Snapshot) -> RunState:
-    before, pruned, original = (
+    before, pruned, original, own = (
         {name: np.array(array) for name, array in arrays_under(found.arrays, prefix).items()}
-        for prefix in ("before/", "mask/", "found/")
+        for prefix in ("before/", "mask/", "found/", "own/")
     )
-    point = [np.array(array) for array in arrays_under(found.arrays, "rewind/").values()]
-    arrays = dict(weights_before=before, masks=RunMasks(pruned, original), rewind_point=point)
+    arrays = dict(weights_before=before, masks=RunMasks(pruned, original), own_arrays=own)
     return from_plain(RunState, found.values["record"], **arrays)
 
 

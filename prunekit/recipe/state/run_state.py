@@ -10,7 +10,6 @@ from prunekit.anatomy.cost.inspection import Event, Report
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.delivery.reports.rows import StageRow
 from prunekit.operations.export import ExportRow
-from prunekit.techniques.quantize.bits.bit_choice import BitChoice
 
 
 @dataclass
@@ -72,9 +71,9 @@ class RunState:
         architecture: Description of the model that replaced the recipe's model; None without such a model.
         masks: Masks that outlive a step.
         stages: LiteRT files of the model before the first prune step and after later steps, without latencies.
-        rounds: Rows of the rounds so far, of a step that prunes in rounds.
-        bit_choice: Bits of each weight in a step that trains on integers of chosen bits; None outside such a step.
-        rewind_point: Values to which such a step rewinds; empty outside such a step.
+        own: JSON values that the present step keeps for its next training, by names of its own; a resumed step finds
+            them again, and the next step finds none.
+        own_arrays: Arrays that it keeps, likewise.
     """
 
     before: Report
@@ -95,10 +94,9 @@ class RunState:
     notes: list[str] = field(default_factory=list)
     architecture: dict[str, Any] | None = None
     stages: list[StageRow] = field(default_factory=list)
-    rounds: list[dict[str, Any]] = field(default_factory=list)
-    bit_choice: BitChoice | None = None
+    own: dict[str, Any] = field(default_factory=dict)
     masks: RunMasks = field(default_factory=RunMasks, metadata={"arrays": True})
-    rewind_point: list[np.ndarray] = field(default_factory=list, metadata={"arrays": True})
+    own_arrays: dict[str, np.ndarray] = field(default_factory=dict, metadata={"arrays": True})
 
     @property
     def failures(self) -> list[dict[str, Any]]:

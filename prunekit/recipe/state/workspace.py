@@ -17,11 +17,10 @@ from prunekit.core.runtime.optimizers import optimizers_of
 from prunekit.core.runtime.random_state import random_state
 from prunekit.core.training import distribution
 from prunekit.delivery.reports.metrics import Metric
-from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.datasets.data import Data
 from prunekit.recipe.datasets.parts import Part
-from prunekit.recipe.state.checkpoint import CheckpointState, EpochCheckpoints
+from prunekit.recipe.state.checkpoint import CheckpointState, EpochCheckpoints, ResumableCallback
 from prunekit.recipe.state.compile_settings import (
     as_floats,
     compile_arguments,
@@ -38,9 +37,7 @@ from prunekit.recipe.state.run_state import RunMasks, RunState
 from prunekit.recipe.state.stages import StageFiles
 from prunekit.recipe.text.loader import RecipeError
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.pruning.training.callbacks import PruningCallback
 from prunekit.techniques.pruning.training.held_masks import holding
-from prunekit.techniques.shrink.channels.channel_penalties import ChannelPenalty
 from prunekit.training_tools.loops.weight_changes import WeightChanges
 
 _EVALUATION_BATCH = 256
@@ -215,9 +212,7 @@ class Workspace:
         self,
         epochs: int,
         learning_rate: float | None = None,
-        callback: PruningCallback | QuantizationCallback | None = None,
-        *,
-        penalty: ChannelPenalty | None = None,
+        *callbacks: keras.callbacks.Callback,
         begin: int = 0,
     ) -> dict[str, list[float]]:
         """Trains the model, with checkpoints; returns the history, metric -> value per epoch.
@@ -227,8 +222,7 @@ class Workspace:
         Args:
             epochs: Number of epochs of the step; with `begin`, its last epoch in this call.
             learning_rate: Learning rate; None means that of the recipe's compile settings.
-            callback: Prunes or quantizes during the training.
-            penalty: Penalty on channels during the training.
+            *callbacks: Callbacks of the training. Checkpoints have the state of those that are a `ResumableCallback`.
             begin: Epochs of the step before this call, for a step that trains in several calls.
         """
         data, settings, optimizer = self.run.data, self.run.compile, self.optimizer
@@ -236,14 +230,13 @@ class Workspace:
             raise RecipeError("a step that trains needs data and compile settings.")
         optimizer.learning_rate = self._learning_rate if learning_rate is None else learning_rate
         resumed = self.step.resumed
-        if callback is not None:
-            callback.resumption.state = resumed.callback
-        if penalty is not None and resumed.penalty is not None:
-            penalty.restore(resumed.penalty)
+        for callback, saved in zip(callbacks, resumed.callbacks, strict=False):
+            if saved is not None and isinstance(callback, ResumableCallback):
+                callback.resume(saved)
         order = Order(data.train.examples, self.seed)
         progress = EpochProgress(self.report_progress, self.metrics, *self._epochs_of_steps())
         saving = EpochCheckpoints(
-            order, resumed, self._save_every, lambda epoch, history: self.save_epoch(epoch, history, callback, penalty)
+            order, resumed, self._save_every, lambda epoch, history: self.save_epoch(epoch, history, callbacks)
         )
         with self._measured(), ctrl_c_held_back() as interruptible:
             self.model.fit(
@@ -252,7 +245,7 @@ class Workspace:
                 initial_epoch=resumed.epoch,
                 validation_data=_one_or_pair(data.validation.evaluation_data(self._evaluation_batch)),
                 validation_batch_size=self._evaluation_batch,
-                callbacks=[interruptible, *(one for one in (penalty, callback) if one is not None), saving, progress],
+                callbacks=[interruptible, *callbacks, saving, progress],
                 shuffle=False,
                 verbose=0,
             )
@@ -272,8 +265,7 @@ class Workspace:
         self,
         epoch: int,
         history: dict[str, list[float]],
-        callback: PruningCallback | QuantizationCallback | None = None,
-        penalty: ChannelPenalty | None = None,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
     ) -> None:
         """Writes a checkpoint inside the current step, after `epoch` epochs."""
         if self._save is not None:
@@ -283,8 +275,7 @@ class Workspace:
                     epoch=epoch,
                     seconds=time.monotonic() - self.step.started,
                     history=history,
-                    callback=None if callback is None else callback.snapshot(),
-                    penalty=None if penalty is None else penalty.state(),
+                    callbacks=[one.snapshot() if isinstance(one, ResumableCallback) else None for one in callbacks],
                     random=random_state(self.model),
                 )
             )

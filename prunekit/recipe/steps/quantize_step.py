@@ -17,6 +17,7 @@ from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.operations.quantization_training import TRAINING_OPTIONS, training_options
 from prunekit.operations.quantize import outputs_of
 from prunekit.recipe.settings.quantize_settings import Quantize
+from prunekit.recipe.state.checkpoint import from_plain, plain_fields
 from prunekit.recipe.state.export_samples import export_samples, measures_all, metrics_on_samples
 from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
@@ -95,8 +96,9 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
 
         history: dict[str, list[float]] = {}
         # A resumed training has other weights by now, for which other bits might be chosen.
-        choice = state.bit_choice if workspace.step.resumed.epoch else _choice(prepared, workspace, data)
-        state.bit_choice = choice
+        known = state.own.get("bit_choice")
+        choice = _choice(prepared, workspace, data) if known is None else from_plain(BitChoice, known)
+        state.own["bit_choice"] = None if choice is None else plain_fields(choice)
         options = prepared.options if choice is None else dataclasses.replace(prepared.options, weights=choice.bits)
         if settings.epochs is None:
             floats = outputs_of(workspace.model, samples)
@@ -108,7 +110,6 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
             found, history = _in_training(settings, options, workspace, data)
             # With weights on grids. A run that resumes inside the training does not have the model from before it.
             floats = outputs_of(workspace.model, samples)
-        state.bit_choice = None
         workspace.report_progress(0.5, "measuring the simulation")
         with found.simulating():
             simulated = workspace.evaluate()

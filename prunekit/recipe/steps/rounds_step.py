@@ -62,6 +62,7 @@ class RoundsStep(StepHandler[PreparedRounds]):
         settings, state, resumed = prepared.settings, workspace.state, workspace.step.resumed
         point = _rewind_point(workspace)
         each, history = settings.epochs_per_round, resumed.history
+        rows = state.own.setdefault("rounds", [])
         for number in range(resumed.epoch // each, settings.number + 1):
             begin = number * each
             # A checkpoint at the first epoch of a round follows the pruning of this round.
@@ -75,10 +76,9 @@ class RoundsStep(StepHandler[PreparedRounds]):
                     workspace.save_epoch(begin, history)
                 history = workspace.fit(begin + each, settings.learning_rate, begin=begin)
             state.metrics = workspace.evaluate()
-            state.rounds.append(dataclasses.asdict(_row(number, workspace)))
-        rows, state.rounds, state.rewind_point = [Round(**row) for row in state.rounds], [], []
+            rows.append(dataclasses.asdict(_row(number, workspace)))
         name = workspace.metrics[0].name if workspace.metrics else "Metric"
-        return StepResult(history=history, sections=[rounds_section(rows, name)])
+        return StepResult(history=history, sections=[rounds_section([Round(**row) for row in rows], name)])
 
 
 def _rewind_point(workspace: Workspace) -> RewindPoint:
@@ -86,8 +86,8 @@ def _rewind_point(workspace: Workspace) -> RewindPoint:
     state, optimizer = workspace.state, workspace.optimizer
     with workspace.run.replicas.scope():
         optimizers = [] if optimizer is None else [optimizer]
-        point = RewindPoint(workspace.model, optimizers, state.rewind_point or None)
-    state.rewind_point = point.arrays
+        point = RewindPoint(workspace.model, optimizers, list(state.own_arrays.values()) or None)
+    state.own_arrays = {str(number): array for number, array in enumerate(point.arrays)}
     return point
 
 

@@ -117,12 +117,13 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         workspace.remember_before()
         settings, state, resumed = prepared.settings, workspace.state, workspace.step.resumed
         each, history = settings.epochs_per_round, resumed.history
-        for number in range(max(1, len(state.rounds)), settings.rounds + 1):
+        rows = state.own.setdefault("rounds", [])
+        for number in range(max(1, len(rows)), settings.rounds + 1):
             begin = (number - 1) * each
             # Checkpoints inside the step follow the removal of their round, which has a row then.
-            removes = number > len(state.rounds)
+            removes = number > len(rows)
             if removes:
-                _remove(settings, workspace)
+                rows.append(_remove(settings, workspace, rows))
                 # The training begins with these random states, in a resumed run too: the first `fit` of a new model
                 # draws numbers on PyTorch before its first epoch.
                 random = random_state(workspace.model)
@@ -134,8 +135,7 @@ class ShrinkStep(StepHandler[PreparedShrink]):
                     history = workspace.fit(begin + each, settings.learning_rate, begin=begin)
             if each:
                 state.metrics = workspace.evaluate()
-                state.rounds[-1]["metric"] = _main_metric(workspace)
-        rows, state.rounds = state.rounds, []
+                rows[-1]["metric"] = _main_metric(workspace)
         return StepResult(
             model=workspace.model, history=history, sections=_sections(rows, workspace), text=_sizes(rows)
         )
@@ -172,15 +172,15 @@ def _choices(settings: Shrink, options: ShrinkOptions, run: RunInputs) -> tuple[
 # ---- one removal -----------------------------------------------------------------------------------------------------
 
 
-def _remove(settings: Shrink, workspace: Workspace) -> None:
-    """Removes the channels of the next round, and goes on with the smaller model; adds a row to the rounds."""
-    run, state = workspace.run, workspace.state
+def _remove(settings: Shrink, workspace: Workspace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Removes the channels of the round after `rows`, and goes on with the smaller model; returns the round's row."""
+    run = workspace.run
     options = _options(settings, run)
     data = calibration_data(run, settings.calibration) if settings.reads_data or settings.may_repair else None
     # The importances are new, so the channels of the plan may be others: a run does not end at the tolerance.
     options = dataclasses.replace(options, tolerance=None)
 
-    begun = len(state.rounds) / settings.rounds
+    begun = len(rows) / settings.rounds
     # Models are measured first, and layers repaired afterwards: the fraction would go back between.
     progress = workspace.step_progress("{}", begun, begun)
 
@@ -189,7 +189,7 @@ def _remove(settings: Shrink, workspace: Workspace) -> None:
         with measure_of(settings.measure, workspace.model, inputs) as measure:
             found = shrunk(
                 workspace.model,
-                _target(settings, state.rounds),
+                _target(settings, rows),
                 options,
                 data,
                 inputs=inputs,
@@ -201,7 +201,7 @@ def _remove(settings: Shrink, workspace: Workspace) -> None:
     workspace.replace_model(found.model)
     for note in found.report.notes:
         workspace.note(f"shrink: {note}")
-    state.rounds.append(_row(len(state.rounds) + 1, settings.measure, found.report))
+    return _row(len(rows) + 1, settings.measure, found.report)
 
 
 def _target(settings: Shrink, rows: Sequence[Mapping[str, Any]]) -> Target | None:

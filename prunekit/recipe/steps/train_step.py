@@ -46,7 +46,8 @@ class TrainStep(StepHandler[PreparedTrain]):
         if not settings.keep_zeros:
             workspace.state.masks.release_original()
         with workspace.holding_masks():
-            return StepResult(history=workspace.fit(settings.epochs, settings.learning_rate, penalty=prepared.penalty))
+            penalties = [] if prepared.penalty is None else [prepared.penalty]
+            return StepResult(history=workspace.fit(settings.epochs, settings.learning_rate, *penalties))
 
 
 def _penalty(settings: Any) -> ChannelPenalty | None:

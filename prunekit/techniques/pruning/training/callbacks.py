@@ -165,6 +165,10 @@ class PruningCallback(keras.callbacks.Callback):
         """Returns the pruner's state, as `restore` takes it."""
         return self.pruner.state().to_snapshot()
 
+    def resume(self, snapshot: Snapshot) -> None:
+        """Lets the next `fit` go on from a state that `snapshot` returned."""
+        self.resumption.state = snapshot
+
     def restore(self, snapshot: Snapshot) -> None:
         """Restores the pruner's state; weights and optimizer must already be restored.
 

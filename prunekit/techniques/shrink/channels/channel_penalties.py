@@ -62,12 +62,12 @@ class ChannelPenalty(keras.callbacks.Callback):
     def begin(self, weights: ChannelWeights, optimizers: Sequence[Any]) -> None:
         """Called before the first update, with the weights of the channels."""
 
-    def state(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Returns what a resumed training needs beside the weights."""
         return Snapshot({}, {})
 
-    def restore(self, state: Snapshot) -> None:
-        """Restores what `state` returned, before the resumed training begins."""
+    def resume(self, snapshot: Snapshot) -> None:
+        """Restores what `snapshot` returned, before the resumed training begins."""
 
     def norms(self) -> dict[str, np.ndarray]:
         """Returns {name of a group: norm of the weights of each of its channels, shape (channels,)}.
@@ -245,16 +245,16 @@ class GrowingRegularization(ChannelPenalty):
         self.selected = {found.groups[i].name: np.flatnonzero(gone[found.groups[i].channels]) for i in free}
         self._begun = min((int(array_of(one.iterations)) for one in optimizers), default=0)
 
-    def state(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Returns the selected channels, and the optimizer's updates before the selection."""
         arrays = {str(place): chosen for place, chosen in enumerate(self.selected.values())}
         return Snapshot({"groups": list(self.selected), "begun": self._begun}, arrays)
 
-    def restore(self, state: Snapshot) -> None:
-        """Restores what `state` returned, before the resumed training begins."""
-        names = state.values["groups"]
-        self.selected = {name: np.array(state.arrays[str(place)]) for place, name in enumerate(names)}
-        self._begun = int(state.values["begun"])
+    def resume(self, snapshot: Snapshot) -> None:
+        """Restores what `snapshot` returned, before the resumed training begins."""
+        names = snapshot.values["groups"]
+        self.selected = {name: np.array(snapshot.arrays[str(place)]) for place, name in enumerate(names)}
+        self._begun = int(snapshot.values["begun"])
 
     def factors(self, weights: ChannelWeights, norms: Any, rate: Any, updates: Any) -> Any:
         """Returns 1 / (1 + rate * penalty) for the selected channels."""
