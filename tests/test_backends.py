@@ -144,7 +144,6 @@ def test_zeros_hold_with_every_optimizer(samples, name, variant):
 
 
 @tensorflow_only
-@pytest.mark.slow
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.thorough)], ids=["some cases", "all cases"])
 @pytest.mark.parametrize("other", [pytest.param("jax", marks=pytest.mark.thorough), "torch"])
 def test_masks_are_the_same_to_the_bit_on_every_backend(other, every):

@@ -320,7 +320,6 @@ def test_one_weight_competes_with_itself():
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_hundred_million_weights_are_pruned_in_fit_and_at_once():
     model = keras.Sequential([keras.Input((10_000,)), layers.Dense(10_000, use_bias=False)])
     report = pk.prune(model, 0.9, allocation="uniform")

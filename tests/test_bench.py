@@ -67,7 +67,6 @@ def smoke(tmp_path_factory):
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_contestant_does_all_its_steps_and_mask_updates_are_distinguished(smoke):
     trainings = smoke[1]["models"]["perceptron"]["trainings"]
@@ -83,7 +82,6 @@ def test_every_contestant_does_all_its_steps_and_mask_updates_are_distinguished(
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_page_names_command_and_machine_and_has_every_table(smoke):
     page, raw = smoke
@@ -115,7 +113,6 @@ def test_the_page_names_command_and_machine_and_has_every_table(smoke):
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_section_measured_by_itself_takes_the_place_of_the_old_one(smoke, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
@@ -149,7 +146,6 @@ def test_there_must_be_a_page_to_measure_a_section_of(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_table_of_the_page_is_rectangular(smoke):
     widths: set[int] = set()
@@ -355,7 +351,6 @@ def test_the_picture_of_scale_has_each_size_once(scale, tmp_path, monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_pruning_peaks_below_2_6_times_the_weights():
     # The default compares all weights: once their bytes for the model, once for the importances, masks a quarter. 2.53

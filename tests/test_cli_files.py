@@ -137,7 +137,6 @@ class TestInspect:
         assert_mistake(run("inspect", "m.keras"), "m.keras")
 
     @pytest.mark.short(cases=1)
-    @pytest.mark.slow
     @pytest.mark.parametrize("level", [{}, {"TF_CPP_MIN_LOG_LEVEL": "3"}], ids=["unset", "3"])
     def test_tensorflow_says_nothing_of_its_own(self, tmp_path, level):
         (tmp_path / "m.keras").write_bytes(b"no model")

@@ -138,7 +138,6 @@ print(*(module.__file__ for name, module in sys.modules.items() if name.split(".
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_the_digits_recipe_runs_in_a_clean_environment(built, tmp_path):
     venv.create(tmp_path / "env", with_pip=True)
     programs = tmp_path / "env" / "bin"

@@ -31,9 +31,9 @@ KINDS = [
     pytest.param("mirrored", 2, MIRRORED, id="2 mirrored"),
     pytest.param("mirrored", 4, ["ragged", "loop"], id="4 mirrored"),
     pytest.param("multi_worker", 2, WORKERS, id="2 workers"),
-    pytest.param("multi_worker", 3, ["adam", "ragged"], id="3 workers", marks=pytest.mark.slow),
+    pytest.param("multi_worker", 3, ["adam", "ragged"], id="3 workers"),
     pytest.param("data_parallel", 2, JAX, id="2 JAX devices", marks=needs_jax),
-    pytest.param("data_parallel", 4, ["adam"], id="4 JAX devices", marks=[needs_jax, pytest.mark.slow]),
+    pytest.param("data_parallel", 4, ["adam"], id="4 JAX devices", marks=needs_jax),
 ]
 # What the short suite trains: one distribution of each kind, and in it one row of each way to train.
 SHORT = {"2 mirrored": ["adam", "ragged", "loop", "short"], "2 workers": ["adam", "short"]}

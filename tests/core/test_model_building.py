@@ -376,7 +376,6 @@ with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
 
 @on_tensorflow
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_on_several_replicas_models_are_built_and_pruned(tmp_path):
     names = ["subclassed", "dictionary of inputs"]
     done = subprocess.run(

@@ -142,7 +142,6 @@ def test_blocks_and_schedules_of_single_layers_come_with_the_weights(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_recurrent_embedding_and_attention_weights_have_their_masks(tmp_path):
     inputs = keras2.Input((6,), name="tokens")
     x = L.Embedding(12, 8, name="embedding")(inputs)

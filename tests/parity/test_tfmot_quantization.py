@@ -96,7 +96,6 @@ def assert_as_good(found):
 LONGER = pytest.mark.thorough
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "build, seeds, epochs, rate",
     [
@@ -110,7 +109,6 @@ def test_as_many_epochs_on_integers_end_at_least_as_good(build, seeds, epochs, r
     assert_as_good(compared(build, range(seeds), epochs, rate))
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("build, seeds", [(plain, 8), (mobile, 8)])
 def test_as_many_epochs_on_integers_with_held_zeros_end_at_least_as_good(build, seeds):
@@ -118,7 +116,6 @@ def test_as_many_epochs_on_integers_with_held_zeros_end_at_least_as_good(build, 
     assert_as_good(found)
 
 
-@pytest.mark.slow
 def test_zeros_that_the_preserving_scheme_loses_are_kept():
     names = ["conv", "depthwise", "logits"]
     weights, data = pruned(split, 0, names), batches(0, 1)

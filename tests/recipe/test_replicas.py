@@ -182,7 +182,6 @@ class TestInterruptions:
         assert "cannot be resumed: replicas was 3 and is 2. Undo these changes" in facts["said"]
 
     @pytest.mark.thorough
-    @pytest.mark.slow
     @pytest.mark.parametrize("victim", [1, 0], ids=["a worker", "the chief"])
     def test_a_cluster_that_lost_a_worker_resumes_to_the_same_bytes(self, undisturbed, victim):
         folder, run = undisturbed, undisturbed / f"run-{victim}"
@@ -202,7 +201,6 @@ class TestInterruptions:
         assert not unfinished.exists()
 
     @pytest.mark.thorough
-    @pytest.mark.slow
     def test_a_finished_run_of_workers_is_returned_as_it_is(self, undisturbed):
         before = {path: path.stat().st_mtime_ns for path in (undisturbed / "whole").rglob("*")}
         both_compress(undisturbed, "whole", "--resume")

@@ -358,7 +358,6 @@ steps:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_real_sweep_of_two_points_is_two_runs_that_compress_makes_too(tmp_path):
     (tmp_path / "tiny.yaml").write_text(REAL)
     table = json.loads(prunekit(tmp_path, "sweep", "tiny.yaml", "--over", "final=0.5,0.9", "-o", "out", "--json"))

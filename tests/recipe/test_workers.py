@@ -160,7 +160,6 @@ class TestRay:
         assert not (tmp_path / "out").exists()
 
     @pytest.mark.thorough
-    @pytest.mark.slow
     def test_the_real_ray_runs_the_same_points(self, tmp_path):
         if importlib.util.find_spec("ray") is None:
             pytest.skip("ray is in the extra `ray`")

@@ -30,7 +30,6 @@ steps: [{train: {epochs: 100000}}]
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [

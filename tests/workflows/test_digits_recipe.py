@@ -41,7 +41,6 @@ def run(code, *arguments, cwd):
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_the_digits_recipe_ends_faster_and_smaller_at_dense_accuracy_the_same_in_every_process(tmp_path):
     run(COMPRESS, runnable("digits", tmp_path), "run", cwd=tmp_path)
     report = json.loads((tmp_path / "run" / "report.json").read_text())

@@ -39,21 +39,18 @@ def check(folders, whole):
                 assert content(folder / name) == content(whole / name), f"{folder.name}: {name}"
 
 
-@pytest.mark.slow
 @in_chains
 def test_a_recipe_that_was_killed_ends_with_the_same_bytes(tmp_path, numbers, kills, phases):
     killed_jobs.write(tmp_path / "inputs")
     check(killed("recipe", tmp_path, numbers, kills, phases), tmp_path / "whole")
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_recipe_that_was_killed_in_its_rounds_ends_with_the_same_bytes(tmp_path):
     killed_jobs.write(tmp_path / "inputs", [{"train": {"epochs": 1}}, {"rounds": killed_jobs.IN_ROUNDS}])
     check(killed("recipe", tmp_path, range(8), 12, {"array", "replace", "read", "batch"}), tmp_path / "whole")
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_recipe_that_was_killed_while_it_removes_channels_ends_with_the_same_bytes(tmp_path):
     shrink = {"channels": 0.5, "rounds": 2, "epochs_per_round": 2, "repair": "outputs"}
@@ -68,7 +65,6 @@ def test_a_recipe_that_was_killed_while_it_removes_channels_ends_with_the_same_b
     check(killed("recipe", tmp_path, range(8), 8, {"array", "replace", "read", "batch"}), tmp_path / "whole")
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_recipe_that_was_killed_in_its_training_on_integers_ends_with_the_same_bytes(tmp_path):
     prune = {"epochs": 2, "schedule": {"type": "constant", "target_sparsity": 0.5, "end": {"epochs": 1}}}
@@ -80,7 +76,6 @@ def test_a_recipe_that_was_killed_in_its_training_on_integers_ends_with_the_same
     assert exported.name == "model-int4.tflite"
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["rigl", "set", "ac_dc", {"type": "straight_through", "decay": 0.01}], ids=str)
 def test_a_recipe_whose_masks_move_ends_with_the_same_bytes(tmp_path, policy):
@@ -92,7 +87,6 @@ def test_a_recipe_whose_masks_move_ends_with_the_same_bytes(tmp_path, policy):
     check(killed("recipe", tmp_path, range(4), 6, {"array"}), tmp_path / "whole")
 
 
-@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_sensitivity_scan_that_was_killed_ends_with_the_same_bytes(tmp_path):
     killed_jobs.write(tmp_path / "inputs")

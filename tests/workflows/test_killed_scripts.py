@@ -8,7 +8,6 @@ from killed_chains import files, in_chains, killed
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @in_chains
 def test_a_script_with_backup_and_restore_that_was_killed_ends_with_the_same_bytes(tmp_path, numbers, kills, phases):
     folders = killed("script", tmp_path, numbers, kills, phases)

@@ -14,7 +14,6 @@ KERNELS = {"conv_1/kernel": 144, "conv_2/kernel": 4608, "fc/kernel": 32768, "log
 
 @tensorflow_only
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_quarter_of_the_codes_of_the_integer_file_is_left(tmp_path):
     compress("pqat-digits", output=tmp_path / "run")
     report = json.loads((tmp_path / "run" / "report.json").read_text())

@@ -140,7 +140,6 @@ SABOTAGES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SABOTAGES)
 @pytest.mark.short(cases=3)
 @pytest.mark.every_backend(cases=0)
@@ -152,7 +151,6 @@ def test_the_matrix_notices_when(name, monkeypatch):
     assert re.search(message, outcome.reason), outcome.reason
 
 
-@pytest.mark.slow
 @pytest.mark.every_backend(cases=len(SHORT))
 @pytest.mark.parametrize(
     "cell",
@@ -165,7 +163,6 @@ def test_nothing_leaks(cell, outcomes):
         assert outcome.positions > 1000
 
 
-@pytest.mark.slow
 @pytest.mark.every_backend(cases=0)
 @pytest.mark.parametrize(
     "cell", [pytest.param(cell, id=str(cell), marks=[pytest.mark.thorough]) for cell in MOVING_CELLS]
@@ -177,7 +174,6 @@ def test_nothing_leaks_while_masks_move(cell, outcomes):
         assert outcome.positions > 1000
 
 
-@pytest.mark.slow
 def test_what_keras_refuses_without_prunekit_is_known(outcomes):
     refused = {(o.cell.variant, o.cell.loop): o.reason for o in outcomes.values() if o.status == "keras"}
     assert not refused

@@ -48,7 +48,6 @@ def largest_difference(model, inputs):
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_half_of_the_channels_of_an_application_are_removed_exactly(name):
     size = 75 if "ception" in name else 64
