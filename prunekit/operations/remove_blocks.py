@@ -8,13 +8,13 @@ from typing import Any
 
 from prunekit.anatomy.graph.model_graph import graph_of
 from prunekit.anatomy.layers.model_weights import check_built
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.sparsity.arguments import whole
 from prunekit.techniques.shrink.channels.optimizer_state import carry_over, class_notes
 from prunekit.techniques.shrink.graph.graph_builder import build
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
-from prunekit.techniques.shrink.graph.simplify_report import Left
 from prunekit.techniques.shrink.layers.block_ranking import Bypass, Costs, Ranking, selected
 from prunekit.techniques.shrink.layers.block_report import BlocksReport, RankedBlock
 from prunekit.techniques.shrink.layers.blocks import Block, find_blocks
@@ -57,7 +57,7 @@ def remove_blocks(
     blocks, left = find_blocks(graph)
     batches = [inputs for inputs, _, _ in CheckedData(model, data)]
     bypass = Bypass(model, blocks, batches)
-    hidden = [Left(one.name, HIDDEN) for one in blocks if one not in bypass.blocks]
+    hidden = [Skipped(one.name, HIDDEN) for one in blocks if one not in bypass.blocks]
     chosen, unchosen = selected(bypass.blocks, include, exclude)
     if number > len(chosen):
         raise ValueError(_too_few(number, chosen, [*left, *hidden, *unchosen]))
@@ -101,11 +101,11 @@ def _check(model: Any, number: int, data: Any) -> None:
         )
 
 
-def _too_few(number: int, chosen: Sequence[Block], left: Sequence[Left]) -> str:
+def _too_few(number: int, chosen: Sequence[Block], left: Sequence[Skipped]) -> str:
     """Returns the refusal of a number that is larger than that of the removable blocks."""
     names = [one.name for one in chosen]
     listed = f" ({', '.join(names[:8])}{' ...' if len(names) > 8 else ''})" if names else ""
-    reasons = "; ".join(f"{one.layer}: {one.reason}" for one in left[:5])
+    reasons = "; ".join(f"{one.name}: {one.reason}" for one in left[:5])
     reasons = reasons or "no other residual sum, and no other layers between tensors of one shape, were found"
     return (
         f"The model has fewer blocks that can be removed. Received: number={number}; {len(names)} can be "

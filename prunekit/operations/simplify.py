@@ -9,11 +9,12 @@ import keras
 from prunekit.anatomy.layers.layers import sublayers
 from prunekit.anatomy.layers.linear_kinds import is_normalization
 from prunekit.anatomy.layers.model_weights import check_built
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.techniques.shrink.channels.optimizer_state import class_notes, compile_like, new_optimizer
 from prunekit.techniques.shrink.graph.folding import FOLDED, fold_normalization
 from prunekit.techniques.shrink.graph.graph_builder import build
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
-from prunekit.techniques.shrink.graph.simplify_report import Left, Rewrite, SimplifyReport
+from prunekit.techniques.shrink.graph.simplify_report import Rewrite, SimplifyReport
 from prunekit.techniques.shrink.layers.dead_branches import drop_dead_branches
 from prunekit.techniques.shrink.layers.duplicates import merge_duplicates
 from prunekit.techniques.shrink.layers.identities import DROPPED, drop_identities
@@ -54,12 +55,12 @@ def simplify(model: Any) -> tuple[Any, SimplifyReport]:
     return made, report
 
 
-def _rewritten(graph: LayerGraph) -> tuple[list[Rewrite], list[Left]]:
+def _rewritten(graph: LayerGraph) -> tuple[list[Rewrite], list[Skipped]]:
     """Applies the passes until none of them finds anything; returns the rewrites, and what the last round left."""
     rewrites: list[Rewrite] = []
     while True:
         before = len(rewrites)
-        left: list[Left] = []
+        left: list[Skipped] = []
         for rewrite in (drop_identities, fold_normalization, drop_dead_branches, merge_duplicates):
             done, kept = rewrite(graph)
             rewrites += done
@@ -95,7 +96,7 @@ def _compiled(model: Any, made: Any) -> list[str]:
     return notes
 
 
-def _hidden(graph: LayerGraph) -> list[Left]:
+def _hidden(graph: LayerGraph) -> list[Skipped]:
     """Returns the batch normalizations inside layers, which the graph does not show."""
     found = []
     called = {id(call.operation): call.operation for level in graph.graphs() for call in level.calls}
@@ -107,5 +108,5 @@ def _hidden(graph: LayerGraph) -> list[Left]:
             layer = pending.pop()
             pending += sublayers(layer)
             if is_normalization(layer):
-                found.append(Left(layer.name, f"it is inside the layer {operation.name!r}"))
+                found.append(Skipped(layer.name, f"it is inside the layer {operation.name!r}"))
     return found

@@ -205,7 +205,7 @@ def _lookups(layer: Any, args: tuple, choice: Choice) -> Any:
 
 
 def _einsum(layer: Any, args: tuple, choice: Choice) -> Any:
-    data, kernel, output = _full_labels(layer, len(args[0].shape))
+    data, kernel, output = full_labels(layer, len(args[0].shape))
     parallel = "".join(label for label in kernel if label in data and label in output)
     ins = "".join(label for label in kernel if label in data and label not in output)
     free = "".join(label for label in data if label in output and label not in kernel)
@@ -216,7 +216,7 @@ def _einsum(layer: Any, args: tuple, choice: Choice) -> Any:
     return _chosen(ops.reshape(arranged, (groups, -1, inputs)), choice)
 
 
-def _full_labels(layer: Any, rank: int) -> tuple[str, str, str]:
+def full_labels(layer: Any, rank: int) -> tuple[str, str, str]:
     """Returns the labels of input, kernel and output with the ellipsis written out."""
     data, kernel, output = einsum_labels(layer)
     free = (label for label in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if label not in data + kernel + output)

@@ -90,7 +90,7 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
     return PlannedQuantization(
         weights=weights,
         ranges=() if form is None else tuple(chosen),
-        left_float=(*(Skipped(one.name, one.reason) for one in left_float), *selection.skipped),
+        left_float=(*left_float, *selection.skipped),
         not_pruned=() if pruned is None else tuple(_misfits(pruned)),
         joined=() if form is None else tuple((unit.name, tuple(names)) for unit, _, names in joined(placement)),
         bits=None if form is None else form.bits,

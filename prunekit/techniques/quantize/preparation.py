@@ -11,7 +11,7 @@ import numpy as np
 
 from prunekit.anatomy.layers.layers import weights_of
 from prunekit.anatomy.layers.model_weights import check_built, places
-from prunekit.anatomy.records.reports import LayerError, Skipped
+from prunekit.anatomy.records.reports import LayerError
 from prunekit.core.data.calibration import CheckedData, batches_of
 from prunekit.core.runtime.kept_grids import note_grids
 from prunekit.core.statistics.input_scale import scale_problem
@@ -116,7 +116,7 @@ def _check_misfits(model: Any, options: QuantizationOptions, selection: Selectio
     asked = set() if options.full_integer else set(selection.kept_float.values()) - {one.reason for one in unsupported}
     found = [one for one in selection.skipped if one in unsupported or options.full_integer]
     if form is not None:
-        found += [Skipped(one.name, one.reason) for one in placement.float_layers(form.bits) if one.reason not in asked]
+        found += [one for one in placement.float_layers(form.bits) if one.reason not in asked]
     if not found:
         return
     parts = [f"{one.name}, since {one.reason}" for one in found]

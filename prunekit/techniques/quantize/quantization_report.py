@@ -241,8 +241,7 @@ def report_of(
     """
     model, form = placement.graphs.main.model, formats.activations
     found = [] if form is None else [_range(place, grid_at(place, ranges, form)) for place in placement.ranges]
-    left_float = placement.float_layers(None if form is None else form.bits)
-    left = tuple(Skipped(one.name, one.reason) for one in left_float)
+    left = tuple(placement.float_layers(None if form is None else form.bits))
     return QuantizationReport(
         model.name, method, tuple(weights), tuple(found), left, tuple(skipped), int(model.count_params()), notes
     )

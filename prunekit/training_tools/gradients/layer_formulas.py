@@ -4,7 +4,6 @@ Each formula is the derivative of one `call` method, so formulas are looked up b
 own `call` there is no formula, and its gradients are computed by general differentiation.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from prunekit.anatomy.layers.counting import einsum_labels
 from prunekit.anatomy.layers.layers import refusal
+from prunekit.core.statistics.layer_products import channels_last, full_labels, patches
 from prunekit.training_tools.gradients.gradient_factors import Contribution, Lookups, Products, Whole
 from prunekit.training_tools.gradients.layer_capture import substituted_variables
 
@@ -68,11 +69,7 @@ def _dense(layer: Any, inputs: Any, gradient: Any) -> Mapping[str, Contribution]
 
 
 def _einsum_dense(layer: Any, inputs: Any, gradient: Any) -> Mapping[str, Contribution]:
-    data, rest = layer.equation.replace(" ", "").split(",")
-    kernel, output = rest.split("->")
-    free = (letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in data + kernel + output)
-    more = "".join(itertools.islice(free, inputs.shape.rank - len(data.replace("...", ""))))
-    data, output = data.replace("...", more), output.replace("...", more)
+    data, kernel, output = full_labels(layer, inputs.shape.rank)
     batch, ins = data[0], "".join(label for label in kernel if label in data and label not in output)
     outs = "".join(label for label in kernel if label in output and label not in data)
     if kernel == ins + outs:
@@ -88,8 +85,7 @@ def _einsum_dense(layer: Any, inputs: Any, gradient: Any) -> Mapping[str, Contri
 
 def _examples_first(layer: Any) -> bool:
     """Returns True if the first label of the inputs is also the first of the outputs, and not in the kernel."""
-    data, rest = layer.equation.replace(" ", "").split(",")
-    kernel, output = rest.split("->")
+    data, kernel, output = einsum_labels(layer)
     return data[0] == output[0] and data[0] not in kernel
 
 
@@ -100,60 +96,30 @@ def _embedding(layer: Any, inputs: Any, gradient: Any) -> Mapping[str, Contribut
 
 
 def _convolution(layer: Any, inputs: Any, gradient: Any) -> Mapping[str, Contribution]:
-    inputs, gradient = _channels_last(layer, inputs), _channels_last(layer, gradient)
+    inputs, gradient = channels_last(layer, inputs), channels_last(layer, gradient)
     channels, groups, size = inputs.shape[-1], layer.groups, math.prod(layer.kernel_size)
-    patches, g = _patches(layer, inputs, gradient), _rows(gradient, layer.filters)
+    seen, g = _patches(layer, inputs, gradient), _rows(gradient, layer.filters)
     if groups == 1:
-        kernel: Contribution = Products(tf.reshape(patches, (-1, patches.shape[1], size * channels)), g)
+        kernel: Contribution = Products(tf.reshape(seen, (-1, seen.shape[1], size * channels)), g)
     else:
-        patches = tf.reshape(patches, (-1, patches.shape[1], size, groups, channels // groups))
-        g = tf.reshape(g, (-1, patches.shape[1], groups, layer.filters // groups))
-        kernel = Whole(tf.reshape(tf.einsum("btkgi,btgo->bkigo", patches, g), (-1, *layer.kernel.shape)))
+        seen = tf.reshape(seen, (-1, seen.shape[1], size, groups, channels // groups))
+        g = tf.reshape(g, (-1, seen.shape[1], groups, layer.filters // groups))
+        kernel = Whole(tf.reshape(tf.einsum("btkgi,btgo->bkigo", seen, g), (-1, *layer.kernel.shape)))
     return {"kernel": kernel, **_bias(layer, gradient)}
 
 
 def _depthwise_convolution(layer: Any, inputs: Any, gradient: Any) -> Mapping[str, Contribution]:
-    inputs, gradient = _channels_last(layer, inputs), _channels_last(layer, gradient)
-    patches = _patches(layer, inputs, gradient)
-    g = tf.reshape(gradient, (-1, patches.shape[1], inputs.shape[-1], layer.depth_multiplier))
-    kernel = Whole(tf.reshape(tf.einsum("btkc,btcm->bkcm", patches, g), (-1, *layer.kernel.shape)))
+    inputs, gradient = channels_last(layer, inputs), channels_last(layer, gradient)
+    seen = _patches(layer, inputs, gradient)
+    g = tf.reshape(gradient, (-1, seen.shape[1], inputs.shape[-1], layer.depth_multiplier))
+    kernel = Whole(tf.reshape(tf.einsum("btkc,btcm->bkcm", seen, g), (-1, *layer.kernel.shape)))
     return {"kernel": kernel, **_bias(layer, gradient)}
-
-
-def _channels_last(layer: Any, tensor: Any) -> Any:
-    if layer.data_format == "channels_last":
-        return tensor
-    return tf.transpose(tensor, (0, *range(2, tensor.shape.rank), 1))
 
 
 def _patches(layer: Any, inputs: Any, outputs: Any) -> Any:
     """Returns the receptive field of each output position: (batch, positions, kernel size, channels)."""
-    reach = [range(size) for size in layer.kernel_size]
-    spatial = list(zip(inputs.shape[1:-1], outputs.shape[1:-1], layer.strides, layer.dilation_rate, strict=True))
-    padding = [(0, 0), *itertools.starmap(lambda *each: _padding(layer.padding, *each), _spans(layer, spatial)), (0, 0)]
-    padded = tf.pad(inputs, padding)
-    seen = []
-    for offsets in itertools.product(*reach):
-        window = [slice(None)]
-        for offset, (_, length, stride, dilation) in zip(offsets, spatial, strict=True):
-            window.append(slice(offset * dilation, offset * dilation + (length - 1) * stride + 1, stride))
-        seen.append(padded[tuple(window)])
-    positions = math.prod(length for _, length, _, _ in spatial)
-    return tf.reshape(tf.stack(seen, -2), (-1, positions, len(seen), inputs.shape[-1]))
-
-
-def _spans(layer: Any, spatial: list[tuple[int, int, int, int]]) -> Iterator[tuple[int, int]]:
-    """Yields per axis (kernel's extent beyond one position, positions that the last window lacks in the inputs)."""
-    for size, (length, out, stride, dilation) in zip(layer.kernel_size, spatial, strict=True):
-        span = (size - 1) * dilation
-        yield span, max((out - 1) * stride + span + 1 - length, 0)
-
-
-def _padding(mode: str, span: int, lacking: int) -> tuple[int, int]:
-    if mode == "causal":
-        return span, 0
-    # With "valid", `lacking` is 0; with "same", an odd position of padding goes to the end.
-    return lacking // 2, lacking - lacking // 2
+    seen = patches(layer, inputs)
+    return tf.reshape(seen, (-1, math.prod(outputs.shape[1:-1]), *seen.shape[-2:]))
 
 
 def _normalisation(layer: Any, inputs: Any, gradient: Any) -> Mapping[str, Contribution]:

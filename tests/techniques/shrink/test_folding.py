@@ -127,7 +127,7 @@ def test_a_shift_is_not_folded_through_padding_and_the_report_says_so():
     model = stack((8, 7, 6), L.ReLU(), L.BatchNormalization(), L.Conv2D(8, 3, padding="same", name="conv"))
     report = check_equal(model)[1]
     assert not report.rewrites
-    assert "conv pads its inputs with zeros" in report.left[0].reason
+    assert "conv pads its inputs with zeros" in report.skipped[0].reason
 
 
 @pytest.mark.parametrize("kind", [L.Conv2D, L.Conv2DTranspose])
@@ -190,17 +190,17 @@ def test_the_report_names_each_batch_normalization_that_stays(case):
     model = keras.Model(inputs, make(inputs))
     simplified, report = check_equal(model)
     assert FOLDED not in report.counts()
-    assert any(reason in one.reason for one in report.left), report
+    assert any(reason in one.reason for one in report.skipped), report
     assert any(isinstance(layer, L.BatchNormalization) for layer in simplified.layers)
 
 
 def test_a_batch_normalization_with_values_that_are_not_finite_stays():
     model = stack((7,), L.Dense(6), L.BatchNormalization(), L.ReLU())
     model.layers[2].moving_variance.assign(-np.ones(6))
-    assert "not finite" in pk.simplify(model)[1].left[0].reason
+    assert "not finite" in pk.simplify(model)[1].skipped[0].reason
 
 
 def test_a_batch_normalization_inside_a_layer_is_named():
     model = stack((4, 7), L.TimeDistributed(L.BatchNormalization(name="inner"), name="each"), L.Dense(3))
     report = pk.simplify(model)[1]
-    assert [(one.layer, one.reason) for one in report.left] == [("inner", "it is inside the layer 'each'")]
+    assert [(one.name, one.reason) for one in report.skipped] == [("inner", "it is inside the layer 'each'")]

@@ -21,7 +21,7 @@ def test_include_and_exclude_select_by_names_of_blocks_and_layers():
     model, inputs = built("resnet20")
     _, report = pk.remove_blocks(model, 1, inputs, include="stage1*", exclude=["stage1_block1_first"])
     assert [row.name for row in report.blocks] == ["stage1_block2_add"]
-    reasons = {one.layer: one.reason for one in report.left}
+    reasons = {one.name: one.reason for one in report.skipped}
     assert reasons["stage1_block1_add"] == "excluded"
     assert reasons["stage0_block0_add"] == "not matched by include"
     with pytest.raises(ValueError, match=r"`include`.*'stage7\*'.*matches none"):

@@ -16,18 +16,11 @@ from prunekit.anatomy.channels.graph_reader import ReadGraphs, read_graphs
 from prunekit.anatomy.channels.recorded_calls import RecordedCall, recorded
 from prunekit.anatomy.graph.model_graph import graph_of, inputs_in, tensors_in
 from prunekit.anatomy.layers.model_weights import weights_in
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.techniques.quantize.placement.form_operations import NoIntegerForm
 from prunekit.techniques.quantize.placement.integer_forms import MASKED, integer_form
 from prunekit.techniques.quantize.placement.rules import rule_of, without_16_bits
 from prunekit.techniques.quantize.placement.units import Names, Range, RoundedWeight, Unit, units_of
-
-
-@dataclass(frozen=True, eq=False)
-class FloatLayer:
-    """A layer or operation that computes in floating point, with the reason."""
-
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +42,7 @@ class Placement:
     written: dict[int, Range]
     read: dict[tuple[int, int], Range]
     ranges: list[Range]
-    left_float: list[FloatLayer]
+    left_float: list[Skipped]
     integer_tables: frozenset[int]
 
     @functools.cached_property
@@ -62,7 +55,7 @@ class Placement:
                     found.setdefault(id(weight.variable), []).append(unit)
         return found
 
-    def float_layers(self, activations: int | None) -> list[FloatLayer]:
+    def float_layers(self, activations: int | None) -> list[Skipped]:
         """Returns the layers and operations that compute in floating point with tensors of so many bits.
 
         Args:
@@ -75,7 +68,7 @@ class Placement:
             unit for units in self.units.values() for unit in units if unit.rule.output in ("own", "fixed", "shared")
         ):
             reason = without_16_bits(unit.function, unit.outputs[0].shape)
-            found += [FloatLayer(unit.name, reason)] if reason else []
+            found += [Skipped(unit.name, reason)] if reason else []
         return found
 
     def weights(self) -> Iterator[RoundedWeight]:
@@ -210,7 +203,7 @@ class _Placer:
         # Inputs of the model, and of models that are called several times.
         self._inputs: list[Any] = []
         self._written: dict[int, Range] = {}
-        self._left: list[tuple[Unit, FloatLayer]] = []
+        self._left: list[tuple[Unit, Skipped]] = []
 
     def placed(self) -> Placement:
         """Returns the placement."""
@@ -241,12 +234,12 @@ class _Placer:
             if not any(map(_is_float, unit.outputs)):
                 continue
             if unit.rule.output == "float":
-                self._left.append((unit, FloatLayer(unit.name, unit.rule.reason)))
+                self._left.append((unit, Skipped(unit.name, unit.rule.reason)))
             elif unit.rule.output == "shared" and not unit.rule.moves and id(unit.outputs[0]) not in self._on:
-                self._left.append((unit, FloatLayer(unit.name, "it reads a tensor in floating point")))
+                self._left.append((unit, Skipped(unit.name, "it reads a tensor in floating point")))
             elif unit.rule.output == "own" and not any(map(_is_float, unit.first.inputs)):
                 reason = "it reads integers that are no codes of a grid"
-                self._left.append((unit, FloatLayer(unit.name, reason)))
+                self._left.append((unit, Skipped(unit.name, reason)))
 
     def _is_integer_table(self, unit: Unit) -> bool:
         """Returns True for a table whose rows all readers round on one grid: the file stores it on this grid."""

@@ -9,9 +9,10 @@ import numpy as np
 
 from prunekit.anatomy.channels.graph_calls import Call, Graph
 from prunekit.anatomy.layers.linear_kinds import is_normalization, scale_and_shift
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
 from prunekit.techniques.shrink.graph.linear_layers import Affine, Written, after, before
-from prunekit.techniques.shrink.graph.simplify_report import Left, Rewrite
+from prunekit.techniques.shrink.graph.simplify_report import Rewrite
 
 FOLDED = "batch normalization folded"
 
@@ -24,19 +25,19 @@ class _Place:
     written: Written
 
 
-def fold_normalization(graph: LayerGraph) -> tuple[list[Rewrite], list[Left]]:
+def fold_normalization(graph: LayerGraph) -> tuple[list[Rewrite], list[Skipped]]:
     """Folds every batch normalization that can be folded.
 
     Returns:
         The rewrites, and the batch normalizations that are left, with reasons.
     """
     done: list[Rewrite] = []
-    left: list[Left] = []
+    left: list[Skipped] = []
     for level in graph.graphs():
         for call in [one for one in level.calls if is_normalization(one.operation)]:
             result = _folded(graph, level, call)
             if isinstance(result, str):
-                left.append(Left(call.name, result))
+                left.append(Skipped(call.name, result))
                 continue
             graph.change(result.call.operation, result.written[1], result.written[0])
             level.replace(call.output, call.input)

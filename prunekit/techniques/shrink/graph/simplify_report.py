@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prunekit.anatomy.records.display import Displayed
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.anatomy.records.sections import Column, Section
 
 
@@ -27,19 +28,6 @@ class Rewrite:
 
 
 @dataclass(frozen=True)
-class Left:
-    """A layer that stays although layers of its type are removed where possible.
-
-    Attributes:
-        layer: Name of the layer.
-        reason: Why it stays.
-    """
-
-    layer: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class SimplifyReport(Displayed):
     """What `pk.simplify` did.
 
@@ -48,7 +36,7 @@ class SimplifyReport(Displayed):
         layers: Number of layers and operations (before, after), those of nested models included, inputs not.
         parameters: Number of parameters (before, after).
         rewrites: The changes of the graph, in order.
-        left: Layers that stay, with reasons.
+        skipped: Layers that stay, with reasons.
         notes: Remarks.
     """
 
@@ -56,7 +44,7 @@ class SimplifyReport(Displayed):
     layers: tuple[int, int]
     parameters: tuple[int, int]
     rewrites: tuple[Rewrite, ...] = ()
-    left: tuple[Left, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
 
     def counts(self) -> Mapping[str, int]:
@@ -85,9 +73,9 @@ class SimplifyReport(Displayed):
         left = Section(
             "Layers that stay",
             (Column("Layer", "name"), Column("Reason", "text")),
-            tuple((one.layer, one.reason) for one in self.left),
+            tuple((one.name, one.reason) for one in self.skipped),
         )
-        return [rewrites, left] if self.left else [rewrites]
+        return [rewrites, left] if self.skipped else [rewrites]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON values."""
@@ -96,7 +84,7 @@ class SimplifyReport(Displayed):
             "layers": list(self.layers),
             "parameters": list(self.parameters),
             "rewrites": [{**asdict(one), "layers": list(one.layers)} for one in self.rewrites],
-            "left": [asdict(one) for one in self.left],
+            "skipped": [asdict(one) for one in self.skipped],
             "notes": list(self.notes),
         }
 
@@ -106,5 +94,5 @@ class SimplifyReport(Displayed):
             f"parameters {self.parameters[0]:,} -> {self.parameters[1]:,}"
         ]
         lines += [f"  {one.kind}: {', '.join(one.layers)} {one.what}".rstrip() for one in self.rewrites]
-        lines += [f"  stays: {one.layer}: {one.reason}" for one in self.left]
+        lines += [f"  stays: {one.name}: {one.reason}" for one in self.skipped]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])

@@ -14,17 +14,17 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from prunekit.anatomy.graph.tracing import Trace, checked_trace
 from prunekit.anatomy.layers.layers import sublayers
 from prunekit.anatomy.records.name_patterns import NamePattern, listed_patterns
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.outputs.graph_steps import steps_of
 from prunekit.core.runtime.model_function import ModelFunction
 from prunekit.core.runtime.random_state import kept_random_state
 from prunekit.suggestions import did_you_mean
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
-from prunekit.techniques.shrink.graph.simplify_report import Left
 from prunekit.techniques.shrink.layers.blocks import Block
 
 
-def selected(blocks: Sequence[Block], include: Any, exclude: Any) -> tuple[list[Block], list[Left]]:
+def selected(blocks: Sequence[Block], include: Any, exclude: Any) -> tuple[list[Block], list[Skipped]]:
     """Returns the blocks that the patterns select, and the others with the reason.
 
     Raises:
@@ -32,12 +32,12 @@ def selected(blocks: Sequence[Block], include: Any, exclude: Any) -> tuple[list[
     """
     wanted, unwanted = _patterns(blocks, include, "include"), _patterns(blocks, exclude, "exclude")
     chosen: list[Block] = []
-    left: list[Left] = []
+    left: list[Skipped] = []
     for block in blocks:
         if _matches(unwanted, block):
-            left.append(Left(block.name, "excluded"))
+            left.append(Skipped(block.name, "excluded"))
         elif wanted and not _matches(wanted, block):
-            left.append(Left(block.name, "not matched by include"))
+            left.append(Skipped(block.name, "not matched by include"))
         else:
             chosen.append(block)
     return chosen, left

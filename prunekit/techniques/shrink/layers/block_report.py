@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prunekit.anatomy.records.display import Displayed
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.anatomy.records.sections import Column, Section
-from prunekit.techniques.shrink.graph.simplify_report import Left
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class BlocksReport(Displayed):
         parameters: Number of parameters (before, after).
         macs: Multiply-accumulates of one example (before, after); None if unknown.
         blocks: The candidates, in the order of the model.
-        left: What is no candidate, with reasons.
+        skipped: What is no candidate, with reasons.
         notes: Remarks.
     """
 
@@ -57,7 +57,7 @@ class BlocksReport(Displayed):
     parameters: tuple[int, int]
     macs: tuple[int | None, int | None]
     blocks: tuple[RankedBlock, ...]
-    left: tuple[Left, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -101,9 +101,9 @@ class BlocksReport(Displayed):
         left = Section(
             "Not removable",
             (Column("At", "name"), Column("Reason", "text")),
-            tuple((one.layer, one.reason) for one in self.left),
+            tuple((one.name, one.reason) for one in self.skipped),
         )
-        return [blocks, left] if self.left else [blocks]
+        return [blocks, left] if self.skipped else [blocks]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON values."""
@@ -113,7 +113,7 @@ class BlocksReport(Displayed):
             "parameters": list(self.parameters),
             "macs": list(self.macs),
             "blocks": [_json(one) for one in self.blocks],
-            "left": [asdict(one) for one in self.left],
+            "skipped": [asdict(one) for one in self.skipped],
             "notes": list(self.notes),
         }
 
@@ -125,7 +125,7 @@ class BlocksReport(Displayed):
         for one in self.blocks:
             end = f", removed as number {one.removed} (total change {one.total_change:.3g})" if one.removed else ""
             lines.append(f"  {one.name} ({one.kind}, {one.parameters:,} parameters): change {one.change:.3g}{end}")
-        lines += [f"  stays: {one.layer}: {one.reason}" for one in self.left]
+        lines += [f"  stays: {one.name}: {one.reason}" for one in self.skipped]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 

@@ -10,8 +10,8 @@ import keras
 from keras.src.backend.common.masking import get_keras_mask
 
 from prunekit.anatomy.channels.graph_calls import Call, Graph
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
-from prunekit.techniques.shrink.graph.simplify_report import Left
 from prunekit.techniques.shrink.layers.dead_branches import is_sum, summands
 
 L = keras.layers
@@ -55,13 +55,13 @@ def has_kernel(layer: Any) -> bool:
     return any(len(weight.shape) > 1 for weight in layer.weights)
 
 
-def find_blocks(graph: LayerGraph) -> tuple[list[Block], list[Left]]:
+def find_blocks(graph: LayerGraph) -> tuple[list[Block], list[Skipped]]:
     """Returns the blocks that can be removed, in order, and what has the form of a block but must stay."""
     blocks: list[Block] = []
-    left: list[Left] = []
+    left: list[Skipped] = []
     for level in graph.graphs():
         if level is not graph.main and graph.calls_of(level.model) > 1:
-            left.append(Left(level.model.name, "the model is called several times"))
+            left.append(Skipped(level.model.name, "the model is called several times"))
             continue
         found = [*_branches(level)]
         regions: list[tuple[Sequence[Call], list[Any], list[Any]]] = [
@@ -78,7 +78,7 @@ def find_blocks(graph: LayerGraph) -> tuple[list[Block], list[Left]]:
             seen.add(kernels)
             reason = _reason(block)
             if reason:
-                left.append(Left(block.name, reason))
+                left.append(Skipped(block.name, reason))
             else:
                 blocks.append(block)
     return blocks, left

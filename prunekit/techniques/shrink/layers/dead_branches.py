@@ -9,9 +9,10 @@ import numpy as np
 
 from prunekit.anatomy.channels.graph_calls import Call, Graph
 from prunekit.anatomy.layers.linear_kinds import is_linear_kind, is_normalization
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.techniques.shrink.graph.folding import affine_of
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
-from prunekit.techniques.shrink.graph.simplify_report import Left, Rewrite
+from prunekit.techniques.shrink.graph.simplify_report import Rewrite
 
 L = keras.layers
 ZERO = "zero branch dropped"
@@ -24,7 +25,7 @@ _ZERO_FOR_ZERO = (
 ).split()
 
 
-def drop_dead_branches(graph: LayerGraph) -> tuple[list[Rewrite], list[Left]]:
+def drop_dead_branches(graph: LayerGraph) -> tuple[list[Rewrite], list[Skipped]]:
     """Drops from every sum the summands that are exactly zero, with the calls that only they need."""
     done: list[Rewrite] = []
     for level in graph.graphs():

@@ -8,23 +8,24 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.channels.graph_calls import Call, Graph
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
-from prunekit.techniques.shrink.graph.simplify_report import Left, Rewrite
+from prunekit.techniques.shrink.graph.simplify_report import Rewrite
 
 MERGED = "duplicate merged"
 # Entries of a config that do not change what a layer computes from its weights.
 _INITIAL = ("_initializer", "_regularizer", "_constraint")
 
 
-def merge_duplicates(graph: LayerGraph) -> tuple[list[Rewrite], list[Left]]:
+def merge_duplicates(graph: LayerGraph) -> tuple[list[Rewrite], list[Skipped]]:
     """Merges calls on the same tensors of layers with equal configs and weights, or of equal operations.
 
     Returns:
         The rewrites, and the calls that are left although they compute the same.
     """
     done: list[Rewrite] = []
-    left: list[Left] = []
+    left: list[Skipped] = []
     for level in graph.graphs():
         known: dict[Any, list[Call]] = {}
         for call in list(level.calls):
@@ -37,7 +38,7 @@ def merge_duplicates(graph: LayerGraph) -> tuple[list[Rewrite], list[Left]]:
             if first is None:
                 known.setdefault(key, []).append(call)
             elif not _can_merge(level, first, call):
-                left.append(Left(call.name, f"it computes the same as {first.name}; both are outputs of the model"))
+                left.append(Skipped(call.name, f"it computes the same as {first.name}; both are outputs of the model"))
             else:
                 for old, new in zip(call.outputs, first.outputs, strict=True):
                     level.replace(old, new)

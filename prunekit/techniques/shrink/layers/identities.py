@@ -12,8 +12,9 @@ from keras.src.backend.common.masking import get_keras_mask
 from prunekit.anatomy.channels.graph_calls import Call, Graph
 from prunekit.anatomy.graph.model_graph import tensors_in
 from prunekit.anatomy.layers.linear_kinds import is_linear, is_linear_kind
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
-from prunekit.techniques.shrink.graph.simplify_report import Left, Rewrite
+from prunekit.techniques.shrink.graph.simplify_report import Rewrite
 
 L = keras.layers
 DROPPED = "identity dropped"
@@ -32,14 +33,14 @@ _SIDES = (L.ZeroPadding1D, L.ZeroPadding2D, L.ZeroPadding3D, L.Cropping1D, L.Cro
 _NOT_NEGATIVE = ("relu", "relu6", "sigmoid", "hard_sigmoid", "softmax", "softplus", "exponential")
 
 
-def drop_identities(graph: LayerGraph) -> tuple[list[Rewrite], list[Left]]:
+def drop_identities(graph: LayerGraph) -> tuple[list[Rewrite], list[Skipped]]:
     """Drops the calls that return their input in inference.
 
     Returns:
         The rewrites, and the calls that are left although their layer may be dropped in other places.
     """
     done: list[Rewrite] = []
-    left: list[Left] = []
+    left: list[Skipped] = []
     for level in graph.graphs():
         for call in list(level.calls):
             what = _identity(level, call)
@@ -47,7 +48,7 @@ def drop_identities(graph: LayerGraph) -> tuple[list[Rewrite], list[Left]]:
                 continue
             reason = _reason(level, call)
             if reason:
-                left.append(Left(call.name, reason))
+                left.append(Skipped(call.name, reason))
                 continue
             level.replace(call.output, call.inputs[0])
             done.append(Rewrite(DROPPED, (call.name,), what))
