@@ -30,8 +30,8 @@ def network():
 
 def _refuse_warnings():
     warnings.simplefilter("error")
-    if BACKEND == "torch":
-        # PyTorch's own, for each tensor that Keras gives to NumPy.
+    if BACKEND != "tensorflow":
+        # Keras's own, for each tensor of PyTorch and for the learning rate of an optimizer on JAX.
         warnings.filterwarnings("ignore", "__array__", DeprecationWarning)
 
 

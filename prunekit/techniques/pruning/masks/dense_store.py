@@ -11,6 +11,7 @@ from keras import ops
 from prunekit.anatomy.layers.targets import Target
 from prunekit.core.runtime import backend
 from prunekit.core.runtime.optimizers import parts_of
+from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.pruning.masks.mask_store import AVERAGES, MaskStore
 
 
@@ -49,7 +50,7 @@ class DenseStore(MaskStore):
     @property
     def pruned_values(self) -> dict[str, np.ndarray]:
         """Target name -> values at pruned positions, 0 elsewhere."""
-        return {t.name: np.array(v.numpy()) for t, v in zip(self.targets, self._pruned, strict=True)}
+        return {t.name: np.array(array_of(v)) for t, v in zip(self.targets, self._pruned, strict=True)}
 
     def restore_pruned_values(self, values: Mapping[str, np.ndarray]) -> None:
         """Sets what `pruned_values` returned."""

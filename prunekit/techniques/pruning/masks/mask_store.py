@@ -74,7 +74,7 @@ class MaskStore:
     @property
     def masks(self) -> dict[str, np.ndarray]:
         """Target name -> boolean array, True = kept."""
-        return {t.name: np.array(mask.numpy()) for t, mask in zip(self.targets, self._masks, strict=True)}
+        return {t.name: np.array(array_of(mask)) for t, mask in zip(self.targets, self._masks, strict=True)}
 
     @property
     def pruned_values(self) -> dict[str, np.ndarray]:
@@ -87,7 +87,7 @@ class MaskStore:
     @property
     def updates(self) -> int:
         """Number of optimizer updates enforced so far."""
-        return int(self._updates.numpy())
+        return int(backend.number(self._updates))
 
     def reset(self) -> None:
         """Keeps every position again, and counts updates from 0; weights are not changed."""

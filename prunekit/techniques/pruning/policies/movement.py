@@ -45,7 +45,7 @@ class Movements(UpdateObserver, TrainingCollector):
     @property
     def observations(self) -> int:
         """Number of accumulated updates."""
-        return int(self._updates.numpy())
+        return int(backend.number(self._updates))
 
     def values(self) -> list[Any]:
         """Returns the movement of each weight: tensors of its shape, float32, or float64 for a float64 weight."""
