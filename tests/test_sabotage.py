@@ -13,7 +13,7 @@ FILES = {
         "def test_zero():\n    assert add(0, 0) == twice(0) == 0\n\n\n"
         "def test_of_nothing():\n    assert os.path.basename(os.getcwd()) == 'tree'\n"
     ),
-    "docs/testing.md": f"# Testing\n\n{sabotage.BEGIN}\nold\n{sabotage.END}\nThe end.\n",
+    "docs/measured/faults.md": f"# Testing\n\n{sabotage.BEGIN}\nold\n{sabotage.END}\nThe end.\n",
 }
 CAUGHT = {
     "name": "sums are differences",
@@ -42,7 +42,7 @@ def run(tmp_path, capsys, monkeypatch):
         assert {name: (root / name).read_text() for name in FILES if name.endswith(".py")} == {
             name: text for name, text in FILES.items() if name.endswith(".py")
         }, "the tree itself stays as it is"
-        return code, captured.out, captured.err, (root / "docs" / "testing.md").read_text()
+        return code, captured.out, captured.err, (root / "docs" / "measured" / "faults.md").read_text()
 
     return run_with
 
@@ -52,7 +52,7 @@ def test_a_fault_that_a_test_catches_is_exit_code_0_and_names_the_test(run):
     assert code == 0
     assert "sums are differences: caught by test_adder.py::test_sums" in out
     assert "1 of 1 faults caught." in out
-    assert page == FILES["docs/testing.md"]
+    assert page == FILES["docs/measured/faults.md"]
 
 
 def test_a_fault_that_no_test_catches_is_exit_code_1(run):

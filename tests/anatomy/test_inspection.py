@@ -12,7 +12,8 @@ from prunekit.anatomy.cost.inspection import Event, Report, WeightRow, inspect
 from prunekit.anatomy.layers.model_weights import weights_in
 from prunekit.anatomy.records.reports import Skipped
 
-pytestmark = pytest.mark.every_backend
+# Names and NumPy: two of the tests stand for all on other backends in the short suite.
+pytestmark = pytest.mark.every_backend(cases=0)
 
 
 def small():
@@ -35,6 +36,7 @@ def by_name(report):
     return {row.name: row for row in report.weights}
 
 
+@pytest.mark.every_backend
 def test_every_weight_of_the_model_has_one_row_with_exact_figures():
     model = small()
     kernel = np.ones((64, 3), "float32")
@@ -67,6 +69,7 @@ def test_every_weight_of_the_model_has_one_row_with_exact_figures():
     assert (report.model, report.notes, report.skipped) == ("small", (), ())
 
 
+@pytest.mark.every_backend
 def test_the_pattern_of_the_zeros_is_named_along_the_weights_own_axes():
     model = small()
     kernel = np.ones((64, 3), "float32")

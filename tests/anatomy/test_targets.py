@@ -13,7 +13,8 @@ from prunekit.anatomy.layers.targets import find_targets
 from prunekit.anatomy.layers.weight_spec import WeightSpec
 from prunekit.anatomy.records.reports import Skipped, by_reason
 
-pytestmark = pytest.mark.every_backend
+# Names and NumPy: two of the tests stand for all on other backends in the short suite.
+pytestmark = pytest.mark.every_backend(cases=0)
 
 
 def names(model, include=(), exclude=()):
@@ -73,6 +74,7 @@ class Mixing(L.Layer):
         return keras.ops.einsum("bi,iju->bu", inputs, self.mixing) + self.offset
 
 
+@pytest.mark.every_backend
 def test_kernels_are_in_and_biases_normalisation_and_depthwise_kernels_are_out_with_a_reason():
     model = small_cnn()
     targets, skipped = find_targets(model)
@@ -97,6 +99,7 @@ def test_kernels_are_in_and_biases_normalisation_and_depthwise_kernels_are_out_w
     assert Skipped("depthwise_1/kernel", "a depthwise kernel: out unless include names it") in skipped
 
 
+@pytest.mark.every_backend
 def test_every_weight_of_the_model_is_either_a_target_or_skipped_and_none_is_both():
     for model in (small_cnn(), nested(), functional_shared()):
         targets, skipped = find_targets(model)

@@ -11,7 +11,8 @@ from prunekit.sparsity.detection import detect
 from prunekit.sparsity.patterns import NM, Block, Channel, Unstructured
 from prunekit.sparsity.selection import keep_largest, pruned_count
 
-pytestmark = pytest.mark.every_backend
+# Names and NumPy: two of the tests stand for all on other backends in the short suite.
+pytestmark = pytest.mark.every_backend(cases=0)
 DETECTED = [
     (Unstructured(), 0.5, "unstructured"),
     (Unstructured(), 0.9, "unstructured"),
@@ -32,6 +33,7 @@ DETECTED = [
 ]
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize(
     ("shape", "in_axes", "out_axes"),
     [((64, 48), (0,), (1,)), ((3, 3, 32, 40), (2,), (3,)), ((40, 64), (1,), (0,)), ((8, 8, 4, 9), (0, 1), (2, 3))],
@@ -48,6 +50,7 @@ def test_the_zeros_of_a_pruned_weight_show_their_pattern(pattern, sparsity, expe
     assert detect(np.where(mask, weight, -0.0), in_axes, out_axes) == expected
 
 
+@pytest.mark.every_backend
 def test_an_array_without_zeros_is_dense_and_one_without_anything_else_is_all_zero():
     assert detect(np.ones((4, 3)), (0,), (1,)) == "dense"
     assert detect(np.full((4, 3), np.nan), (0,), (1,)) == "dense"

@@ -202,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="words of names: only faults whose name has one")
     parser.add_argument("--list", action="store_true", help="print the faults and run nothing")
     parser.add_argument("--no-check", action="store_true", help="do not run the tests without a fault first")
-    parser.add_argument("--write", action="store_true", help="write the table in docs/testing.md")
+    parser.add_argument("--write", action="store_true", help="write the table in docs/measured/faults.md")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     parser.add_argument("--faults", type=Path, default=HERE / "faults.yaml", help=argparse.SUPPRESS)
     parser.add_argument("--imports", nargs="*", default=IMPORTS, help=argparse.SUPPRESS)
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missed = [outcome for outcome in outcomes if outcome.failed is None]
     print(f"{len(outcomes) - len(missed)} of {len(chosen)} faults caught.")
     if options.write:
-        page = options.root / "docs" / "testing.md"
+        page = options.root / "docs" / "measured" / "faults.md"
         text = updated(page.read_text(encoding="utf-8"), outcomes, [fault.name for fault in faults])
         page.write_text(text, encoding="utf-8")
     return 2 if broken else int(bool(missed))

@@ -21,7 +21,8 @@ from prunekit.techniques.quantize.grids.ranges import MeanSquaredError, MinMax, 
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.targeting import selected
 
-pytestmark = pytest.mark.every_backend
+# Names and NumPy: two of the tests stand for all on other backends in the short suite.
+pytestmark = pytest.mark.every_backend(cases=0)
 
 
 def network(seed=0):
@@ -56,6 +57,7 @@ def variables_of(model):
     return [ops.convert_to_numpy(one).tobytes() for one in model.variables]
 
 
+@pytest.mark.every_backend
 def test_the_table_has_the_error_of_the_outputs_with_one_weight_rounded():
     model, data = network()
     choice = choose_bits(model, data, budget=10_000, activations=None)
@@ -69,6 +71,7 @@ def test_the_table_has_the_error_of_the_outputs_with_one_weight_rounded():
             layer.kernel.assign(own)
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 1.0])
 def test_a_budget_is_kept_and_no_other_choice_has_a_smaller_error(share):
     model, data = network()

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.every_backend
 # ---- factors ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short(cases=12)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_outputs_of_architectures_stay_as_they_are(name):
     model = ARCHITECTURES[name]()

@@ -124,6 +124,7 @@ def test_ranges_on_both_sides_of_each_channel_become_equal(make):
         assert np.allclose(computed, read, rtol=3e-3)
 
 
+@pytest.mark.short(cases=12)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_outputs_of_architectures_stay_and_a_second_time_changes_nothing(name):
     model = ARCHITECTURES[name]()

@@ -11,7 +11,8 @@ from plain_quantization import plain_code, plain_limits, plain_parameters, plain
 from prunekit.techniques.quantize.grids.grids import Granularity, Grid, IntegerFormat, grid_between, grid_for_bias
 from prunekit.techniques.quantize.grids.ranges import grid_of
 
-pytestmark = pytest.mark.every_backend
+# Names and NumPy: two of the tests stand for all on other backends in the short suite.
+pytestmark = pytest.mark.every_backend(cases=0)
 BITS = (2, 3, 4, 5, 6, 7, 8, 16)
 FORMATS = [(bits, symmetric) for bits in BITS for symmetric in (True, False) if symmetric or bits < 16]
 RANGES = [(-1.0, 1.0), (-0.3, 0.7), (0.5, 1.0), (-3.0, -2.0), (0.0, 0.0), (0.0, 1e-30), (-1e30, 2e30), (-1e-3, 40.0)]
@@ -52,6 +53,7 @@ def numbers(shape, seed: int = 0) -> np.ndarray:
 # Formats and granularities -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("bits, symmetric", FORMATS)
 def test_codes_of_a_format(bits, symmetric):
     form = IntegerFormat(bits, symmetric)
@@ -59,6 +61,7 @@ def test_codes_of_a_format(bits, symmetric):
     assert form.highest - form.lowest + 1 == 2**bits - symmetric
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize(
     "arguments, error, match",
     [

@@ -312,6 +312,7 @@ def test_ranges_and_units(name):
 # ---- families --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.short(cases=12)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_tensor_that_an_integer_kernel_reads_is_on_a_grid(name):
     placement = place(ARCHITECTURES[name]())
@@ -328,6 +329,7 @@ def test_every_tensor_that_an_integer_kernel_reads_is_on_a_grid(name):
                 assert held or "float" not in tensor.dtype, (unit.name, tensor)
 
 
+@pytest.mark.short(cases=12)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_kernel_is_rounded_with_a_scale_for_each_of_its_outputs(name):
     model = ARCHITECTURES[name]()

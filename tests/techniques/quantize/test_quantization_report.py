@@ -17,7 +17,8 @@ from prunekit.techniques.quantize.placement.placement import place
 from prunekit.techniques.quantize.preparation import few_bits_notes
 from prunekit.techniques.quantize.quantized_model import unique_weights
 
-pytestmark = pytest.mark.every_backend
+# Names and NumPy: two of the tests stand for all on other backends in the short suite.
+pytestmark = pytest.mark.every_backend(cases=0)
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -39,6 +40,7 @@ def assert_same_result(one, other):
         assert np.allclose(value, former, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("kind", ["pair with labels", "list of batches", "list of pairs"])
 def test_the_kind_of_the_data_does_not_change_the_result(kind):
     inputs = correlated((6,), examples=48)
@@ -70,6 +72,7 @@ def two_inputs(as_dictionary):
     return model
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("method", METHODS)
 def test_dictionaries_and_lists_of_inputs_give_the_same_result(method):
     a, b = correlated((3,), examples=32), 10 * correlated((2,), examples=32, seed=8)

@@ -12,7 +12,8 @@ from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement.placement import place
 from prunekit.techniques.quantize.targeting import selected
 
-pytestmark = pytest.mark.every_backend
+# Names and NumPy: two of the tests stand for all on other backends in the short suite.
+pytestmark = pytest.mark.every_backend(cases=0)
 
 
 def network():
@@ -59,6 +60,7 @@ def names_in(report):
     return [one.name for one in report.weights]
 
 
+@pytest.mark.every_backend
 def test_without_patterns_all_kernels_are_quantized_and_nothing_is_skipped():
     report = report_of(network())
     assert names_in(report) == [
@@ -70,6 +72,7 @@ def test_without_patterns_all_kernels_are_quantized_and_nothing_is_skipped():
     assert (report.left_float, report.skipped) == ((), ())
 
 
+@pytest.mark.every_backend
 def test_an_excluded_layer_is_left_in_floating_point_with_the_pattern_as_the_reason():
     model = network()
     before = ops.convert_to_numpy(model.get_layer("head").kernel).copy()

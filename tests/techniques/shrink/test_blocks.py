@@ -34,6 +34,7 @@ WITH_BLOCKS = {
 }
 
 
+@pytest.mark.short(cases=12)
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "subclassed_model"])
 def test_the_blocks_of_every_architecture_are_found(name):
     assert len(found_in(ARCHITECTURES[name]())[0]) == WITH_BLOCKS.get(name, 0)
