@@ -2,7 +2,9 @@
 
 import itertools
 import types
+from collections import Counter
 
+import keras
 import pytest
 from short_suite import ON_OTHER_BACKENDS, cover, left_out
 
@@ -67,3 +69,26 @@ def test_other_backends_run_fewer_cases_as_the_mark_says(backend):
 )
 def test_a_test_of_no_cases_elsewhere_runs_on_tensorflow_only(alone):
     assert [len(left_out([alone], backend)) for backend in ("tensorflow", "jax", "torch")] == [0, 1, 1]
+
+
+# A file of the short suite has at most so many cases on TensorFlow, and all files together so many; arithmetic of a
+# hundredth of a second a case may have more.
+MOST_OF_A_FILE, MOST = 150, 10_000
+OF_ARITHMETIC = {
+    "sparsity/test_schedules.py": 700,
+    "sparsity/test_patterns.py": 500,
+    "sparsity/test_scores.py": 200,
+    "anatomy/test_layers.py": 200,
+    "test_bad_arguments.py": 250,
+}
+
+
+def test_no_file_outgrows_its_share_of_the_short_suite(request):
+    items = request.session.items
+    if not request.config.getoption("--short") or keras.backend.backend() != "tensorflow":
+        pytest.skip("counts the cases of the short suite on TensorFlow")
+    tests = request.config.rootpath / "tests"
+    counts = Counter(item.path.relative_to(tests).as_posix() for item in items if item.path.is_relative_to(tests))
+    large = {name: count for name, count in counts.items() if count > OF_ARITHMETIC.get(name, MOST_OF_A_FILE)}
+    assert not large, "mark cases `thorough` or `short(cases=...)`: a test must justify its second second"
+    assert len(items) <= MOST
