@@ -19,8 +19,8 @@ import keras
 import numpy as np
 
 from prunekit.core.data.calibration import check_inputs
-from prunekit.delivery.litert.export_reference import Format, Measure, Subject
-from prunekit.delivery.litert.isolated_run import Comparison, Unfit, run_apart
+from prunekit.delivery.litert.export_reference import Format, Measure, ReferenceModel
+from prunekit.delivery.litert.isolated_run import Comparison, ExportRejected, run_in_subprocess
 from prunekit.delivery.litert.keras_file import kept, saved_and_loaded, temporary
 from prunekit.delivery.litert.litert import ConversionError, Traced, convert
 from prunekit.delivery.litert.xnnpack import read_verdict
@@ -85,16 +85,16 @@ def export(  # noqa: PLR0913
     if Path(name).name != name or not name:
         raise ValueError(f"`name` must be a plain file name. Received: {name!r}.")
     with contextlib.ExitStack() as scratch:
-        subject = Subject(model, samples, labels, batch_size, scratch, measure)
+        subject = ReferenceModel(model, samples, labels, batch_size, scratch, measure)
         check_inputs(model, keras.tree.pack_sequence_as(subject.structure, subject.inputs))
-        with contextlib.suppress(Unfit):  # raise the caller's error before any work
+        with contextlib.suppress(ExportRejected):  # raise the caller's error before any work
             _ = subject.reference
         rows = _export_each(subject, chosen, Path(directory), name, keep_going)
     return [rows[key] for key in chosen]
 
 
 def _export_each(
-    subject: Subject, chosen: Sequence[str], directory: Path, name: str, keep_going: bool
+    subject: ReferenceModel, chosen: Sequence[str], directory: Path, name: str, keep_going: bool
 ) -> dict[str, ExportRow]:
     rows = {}
     # Write the Keras file first, so that the model is on disk even if a converter crashes this process.
@@ -102,14 +102,16 @@ def _export_each(
         target = directory / (name + FORMATS[key].suffix if key in FORMATS else name)
         try:
             if key in _BROKEN:
-                raise Unfit("refused", _BROKEN[key])
+                raise ExportRejected("refused", _BROKEN[key])
             rows[key] = _export_keras(subject, target) if key == "keras" else _export_litert(subject, key, target)
-        except Unfit as unfit:
+        except ExportRejected as unfit:
             rows[key] = _row_of_unfit(key, unfit, target)
         except OSError as error:
             if not keep_going:
                 raise
-            rows[key] = _row_of_unfit(key, Unfit("failed", f"cannot write {target}: {error.strerror or error}"), target)
+            rows[key] = _row_of_unfit(
+                key, ExportRejected("failed", f"cannot write {target}: {error.strerror or error}"), target
+            )
     return rows
 
 
@@ -133,7 +135,7 @@ def checked_formats(formats: Sequence[str], integers: str = INTEGERS) -> list[st
     return list(dict.fromkeys(formats))
 
 
-def _row_of_unfit(key: str, unfit: Unfit, target: Path) -> ExportRow:
+def _row_of_unfit(key: str, unfit: ExportRejected, target: Path) -> ExportRow:
     note, found = str(unfit), unfit.found
     with contextlib.suppress(OSError):
         if key in FORMATS and target.is_file():
@@ -145,7 +147,7 @@ def _figures(found: Comparison | None) -> tuple[Any, ...]:
     return (found.max_error, found.agreement, found.accuracy, found.metrics) if found else (None,) * 4
 
 
-def _export_keras(subject: Subject, target: Path) -> ExportRow:
+def _export_keras(subject: ReferenceModel, target: Path) -> ExportRow:
     model = subject.model
     with temporary(target) as path:
         loaded, zeros = saved_and_loaded(model, path)
@@ -155,7 +157,7 @@ def _export_keras(subject: Subject, target: Path) -> ExportRow:
         return _ship("keras", path, target, f"{zeros} zeros in {total} weights, each where the model has it", found)
 
 
-def _export_litert(subject: Subject, key: str, target: Path) -> ExportRow:
+def _export_litert(subject: ReferenceModel, key: str, target: Path) -> ExportRow:
     chosen = FORMATS[key]
     traced, content = subject.converted()
     dense_size = len(content)
@@ -163,7 +165,7 @@ def _export_litert(subject: Subject, key: str, target: Path) -> ExportRow:
         try:
             content = convert(traced, weights=chosen.weights, sparse=chosen.sparse)
         except ConversionError as error:
-            raise Unfit("failed", f"the conversion failed: {error}") from error
+            raise ExportRejected("failed", f"the conversion failed: {error}") from error
     notes = _sparse_notes(content, dense_size if chosen.weights == "float32" else None) if chosen.sparse else []
     if traced.batch is not None:
         notes.append(f"takes batches of {traced.batch}")
@@ -177,11 +179,11 @@ def _sparse_notes(content: bytes, dense_size: int | None) -> list[str]:
     """Returns the notes on a sparse-encoded file.
 
     Raises:
-        Unfit: The file is known to fail or to compute wrong numbers on some platform.
+        ExportRejected: The file is known to fail or to compute wrong numbers on some platform.
     """
     verdict = read_verdict(content)
     if verdict.wrong is not None:
-        raise Unfit(
+        raise ExportRejected(
             "refused",
             f"{verdict.wrong}. Export the format without '-sparse' instead (gzip compresses the zeros), or change "
             "that part of the model",
@@ -198,15 +200,19 @@ def _sparse_notes(content: bytes, dense_size: int | None) -> list[str]:
     return notes
 
 
-def _run_and_compare(subject: Subject, key: str, traced: Traced, path: Path) -> Comparison:
+def _run_and_compare(subject: ReferenceModel, key: str, traced: Traced, path: Path) -> Comparison:
     """Runs a few samples one by one, then all samples in batches; returns the comparison over all samples."""
     whole = subject.count // (traced.batch or 1) * (traced.batch or 1)
     if not whole:
-        raise Unfit("failed", f"it takes batches of {traced.batch}, and the check has only {subject.count} samples")
+        raise ExportRejected(
+            "failed", f"it takes batches of {traced.batch}, and the check has only {subject.count} samples"
+        )
     runs = {traced.batch or _CHUNK: whole}
     if traced.batch is None:
         runs = {1: min(4, whole)} | runs
-    outputs = run_apart(path, {spec.name: v for spec, v in zip(subject.specs, subject.inputs, strict=True)}, runs)
+    outputs = run_in_subprocess(
+        path, {spec.name: v for spec, v in zip(subject.specs, subject.inputs, strict=True)}, runs
+    )
     for chunk, count in runs.items():
         answers = [outputs[f"{chunk}/{name}"] for name in traced.outputs]
         what = f"the first {count} samples one by one" if chunk == 1 else f"the samples in batches of {chunk}"

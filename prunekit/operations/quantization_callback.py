@@ -235,7 +235,7 @@ class QuantizationCallback(keras.callbacks.Callback):
         """Puts the weights on their grids after all other callbacks' `on_train_end`."""
         self._fitting = False
         # If the backup is of the last epoch, `fit` begins no epoch, so the state is restored here.
-        self.resumption.take_up(self)
+        self.resumption.restore_pending(self)
         self._counted.settle()
         if not self._work.begun:
             self.notes.append(

@@ -23,7 +23,7 @@ from prunekit.delivery.integers.integer_io import INTEGER_IO, UINT8
 from prunekit.delivery.integers.integer_report import IntegerExport
 from prunekit.delivery.integers.integer_writing import ENCODED, EXAMPLES, KnownOutputs, export_integers
 from prunekit.delivery.integers.keras_integers import export_keras_integers
-from prunekit.delivery.litert.export_reference import Subject
+from prunekit.delivery.litert.export_reference import ReferenceModel
 from prunekit.sparsity.arguments import positive
 from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.after_training import quantized
@@ -239,4 +239,4 @@ def _first_outputs(batches: Iterable[Any]) -> list[np.ndarray]:
 def outputs_of(model: Any, samples: Any) -> list[np.ndarray]:
     """Returns all outputs of a model for all samples, as float arrays."""
     with contextlib.ExitStack() as scratch:
-        return Subject(model, samples, None, None, scratch).answers(model)
+        return ReferenceModel(model, samples, None, None, scratch).answers(model)

@@ -13,7 +13,7 @@ from prunekit.core.outputs.baseline import Baseline
 from prunekit.delivery.litert.model_measures import measure_of
 from prunekit.sparsity.arguments import positive
 from prunekit.suggestions import check_names
-from prunekit.techniques.shrink.channels.budget import Budget
+from prunekit.techniques.shrink.channels.budget import SizeModel
 from prunekit.techniques.shrink.channels.options import MEASURES, Options, ShrinkOptions, Target
 from prunekit.techniques.shrink.channels.shrink_report import ShrinkReport
 from prunekit.techniques.shrink.channels.shrinking import shrunk
@@ -97,7 +97,7 @@ def _check_count(model: Any, measure: str, value: Any, options: ShrinkOptions) -
         return
     found = find_channels(model, options.approximate)
     channels = sum(group.channels.size for group in found.groups)
-    total = channels if measure == "channels" else Budget(found).parameters
+    total = channels if measure == "channels" else SizeModel(found).parameters
     if value < total:
         kind = "removable channels" if measure == "channels" else measure
         raise ValueError(

@@ -246,12 +246,12 @@ def test_a_layer_of_a_kind_of_its_own_is_not_computed_as_its_base():
 def test_observing_gives_the_results_of_the_layers():
     """The operations compute what the layers do, before anything is rounded."""
     from prunekit.techniques.quantize.placement.placement import place
-    from prunekit.techniques.quantize.rounding.rounding import Unchanged
+    from prunekit.techniques.quantize.rounding.rounding import NoRounding
     from prunekit.techniques.quantize.rounding.simulation import simulating
 
     for block, _ in NETWORKS.values():
         model, x = network(block), inputs(8)
         expected = model.predict(x, verbose=0)
-        with simulating(place(model, full_integer=True, fused_lstm=True), Unchanged()):
+        with simulating(place(model, full_integer=True, fused_lstm=True), NoRounding()):
             found = ModelFunction(model, lambda given, model=model: model(given, training=False))(x)
         np.testing.assert_allclose(np.asarray(found), expected, atol=1e-5)

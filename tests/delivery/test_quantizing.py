@@ -12,7 +12,7 @@ from integer_networks import INT4, INT8, made, stored_weights
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.delivery.litert.export_reference import Subject
+from prunekit.delivery.litert.export_reference import ReferenceModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -66,8 +66,8 @@ def test_the_simulation_is_not_run_again_for_a_file_on_the_calibration_data(tmp_
     done = pk.quantize(model, inputs)
     expected = done.export(tmp_path / "again.tflite", samples=inputs)
     runs = []
-    answers = Subject.answers
-    monkeypatch.setattr(Subject, "answers", lambda self, model: runs.append(1) or answers(self, model))
+    answers = ReferenceModel.answers
+    monkeypatch.setattr(ReferenceModel, "answers", lambda self, model: runs.append(1) or answers(self, model))
     found = done.export(tmp_path / "m.tflite")
     assert not runs
     assert found.simulation.max_error == pytest.approx(expected.simulation.max_error, abs=0.005)

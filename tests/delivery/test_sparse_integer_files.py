@@ -14,7 +14,7 @@ from prunekit.delivery.integers import integer_writing
 from prunekit.delivery.integers.integer_file import IntegerFile
 from prunekit.delivery.integers.integer_report import IntegerExportError
 from prunekit.delivery.integers.integer_sparsity import sparsely_encoded
-from prunekit.delivery.litert.isolated_run import Unfit
+from prunekit.delivery.litert.isolated_run import ExportRejected
 from prunekit.delivery.litert.litert_graph import LiteRTGraph
 from prunekit.delivery.litert.sparse_encoding import SparseEncoding, smallest_encoding
 from prunekit.delivery.litert.tensor_probe import opened
@@ -224,7 +224,7 @@ def test_a_sparse_file_that_differs_or_is_wrong_elsewhere_is_refused(tmp_path, m
         return [one * (-1.0 if "DENSIFY" in kinds else 1.0) for one in answers(export, path, made, *given)]
 
     def broken(*_):
-        raise Unfit("failed", "the model converts, but does not run: no memory")
+        raise ExportRejected("failed", "the model converts, but does not run: no memory")
 
     def verdict(content):
         return type("Verdict", (), {"wrong": "wrong numbers on ARM64"})

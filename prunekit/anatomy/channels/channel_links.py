@@ -132,7 +132,7 @@ class Links:
             self._places.pop()
 
     @contextmanager
-    def rigid(self, reason: str) -> Iterator[None]:
+    def all_channels_fixed(self, reason: str) -> Iterator[None]:
         """Keeps every channel of the weights and sizes that are met inside the scope."""
         self._rigid.append((self.place, reason))
         try:
@@ -210,7 +210,7 @@ class Links:
             self.walls.append(Wall(self.place, reason, numbers.reshape(-1)))
 
     def _keep_rigid(self, numbers: np.ndarray) -> None:
-        """Keeps channels that are met inside a rigid scope; the outermost layer is the place."""
+        """Keeps channels that are met inside such a scope; the outermost layer is the place."""
         if self._rigid and numbers.size:
             self.walls.append(Wall(*self._rigid[0], numbers.reshape(-1)))
 

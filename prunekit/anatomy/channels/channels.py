@@ -177,7 +177,7 @@ class _Walk:
         if nodes is None:
             raise NotFollowedError(f"the function {name!r} is not known, and cannot be followed")
         facts = {id(tensor): x}
-        with self.links.rigid(f"inside the function {name!r}"):
+        with self.links.all_channels_fixed(f"inside the function {name!r}"):
             self._nodes(nodes, facts)
         return facts[id(nodes[-1].outputs[0])] if nodes else x
 

@@ -12,7 +12,7 @@ from prunekit.core.statistics.layer_inputs import observing_inputs
 Arguments = tuple[Any, ...]
 
 
-class _Seen(BaseException):
+class _StopForward(BaseException):
     """Ends a forward pass once the wanted inputs were seen; no Exception, because Keras rewrites those."""
 
 
@@ -106,11 +106,11 @@ def _see(operation: Any, layer: Any, calls: int, given: Any, values: Sequence[tu
     def see(_: Any, args: Arguments) -> None:
         seen.append(args)
         if len(seen) == calls:
-            raise _Seen
+            raise _StopForward
 
     try:
         with observing_inputs([layer], see, values):
             run(operation, given)
-    except _Seen:
+    except _StopForward:
         pass
     return seen

@@ -225,13 +225,13 @@ class Resumption:
 
     def begin(self, callback: Resumable) -> None:
         """Resumes the callback from the backup, or starts it if there is none."""
-        if self.take_up(callback):
+        if self.restore_pending(callback):
             return
         callback.start()
         if self._backup is not None:
             self._backup.mark()
 
-    def take_up(self, callback: Resumable) -> bool:
+    def restore_pending(self, callback: Resumable) -> bool:
         """Restores the saved state into the callback; returns False if there is none."""
         if self.state is None:
             return False

@@ -18,7 +18,7 @@ from prunekit.techniques.quantize.grids.grids import Grid, IntegerFormat
 from prunekit.techniques.quantize.placement.placement import Placement
 from prunekit.techniques.quantize.placement.units import Range, Unit
 from prunekit.techniques.quantize.rounding.calibration import Formats, grid_at
-from prunekit.techniques.quantize.rounding.rounding import Unchanged
+from prunekit.techniques.quantize.rounding.rounding import NoRounding
 from prunekit.techniques.quantize.rounding.simulation import simulating
 
 
@@ -72,7 +72,7 @@ def integer_file(
     return replace(made, outputs=traced.outputs, batch=traced.batch)
 
 
-class _Marking(Unchanged):
+class _Marking(NoRounding):
     """Writes a fake-quantization operation in the place of each rounding, under a name by which it is found again.
 
     Constants, and the weights that integer kernels read, are rounded in the file; other weights stay as they are.

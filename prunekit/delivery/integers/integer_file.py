@@ -222,7 +222,7 @@ class _Rewriter:
         elif kind in self._kernels.float_moves and self._move_floats(operator):
             self.left_float.append(operator)
         elif self._becomes_integer(operator, kind):
-            self._graph.need_version(operator, self._kernels.version_of(self._graph, operator))
+            self._graph.require_op_version(operator, self._kernels.version_of(self._graph, operator))
             self._operators.append(operator)
         else:
             moved = kind in MOVES - self._kernels.float_moves and self._units.moves(operator)
@@ -260,7 +260,7 @@ class _Rewriter:
             operator.inputs = np.array([held], "int32")
         self.tensors.set_grid(target, grid)
         self.found[name], self.steps[name] = target, 1
-        self._graph.need_version(operator, self._kernels.version_of(self._graph, operator))
+        self._graph.require_op_version(operator, self._kernels.version_of(self._graph, operator))
         self._operators.append(operator)
 
     def _move(self, operator: Any) -> bool:
@@ -289,7 +289,7 @@ class _Rewriter:
         grid = self.tensors.grid_of(source)
         moved = self._graph.new_tensor(f"{self._graph.name(target)}_float", self._graph.open_shape(target), "float32")
         rounding = self._graph.new_operator("QUANTIZE", [moved], [target])
-        self._graph.need_version(rounding, self._kernels.version_of(self._graph, rounding))
+        self._graph.require_op_version(rounding, self._kernels.version_of(self._graph, rounding))
         self.tensors.read_floats(operator)
         operator.outputs = np.array([moved], "int32")
         self.tensors.set_grid(target, grid)

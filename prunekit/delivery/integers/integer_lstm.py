@@ -70,7 +70,7 @@ class LstmWriter:
         operator.intermediates = np.array(
             [*(self._intermediate(f"{name}_sums_{gate}") for gate in range(4)), self._hidden(name, outputs)], "int32"
         )
-        self._graph.need_version(operator, _VERSION)
+        self._graph.require_op_version(operator, _VERSION)
         for index in (state, memory):
             self._graph.tensor(index).isVariable = True
         return [*added, operator]
@@ -88,9 +88,9 @@ class LstmWriter:
         wider = graph.new_operator("QUANTIZE", [state], [memory])
         found = [sliced, product, wider]
         for one in found:
-            graph.need_version(one, self._kernels.version_of(graph, one))
+            graph.require_op_version(one, self._kernels.version_of(graph, one))
         # The first version of QUANTIZE that computes 16 bits of 8.
-        graph.need_version(wider, 2)
+        graph.require_op_version(wider, 2)
         return found
 
     def _constants(self, unit: Unit, name: str, given: Grid) -> tuple[list[int], list[int], list[int]]:

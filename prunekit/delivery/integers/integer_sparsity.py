@@ -157,7 +157,7 @@ class _Encoder:
             fusedActivationFunction=operator.builtinOptions.fusedActivationFunction,
         )
         convolution = graph.new_operator("CONV_2D", [read, kernel, bias], [computed], options)
-        graph.need_version(convolution, self._kernels.version_of(graph, convolution))
+        graph.require_op_version(convolution, self._kernels.version_of(graph, convolution))
         return [self._reshape(values, read), convolution, self._reshape(computed, output)]
 
     def _convolution_bytes(self, operator: Any) -> int:

@@ -103,6 +103,6 @@ class IntegerTensors:
             name, shape = f"{self._graph.name(held)}_float", self._graph.open_shape(held)
             self._floats[held] = self._graph.new_tensor(name, shape, "float32")
             operator = self._graph.new_operator("DEQUANTIZE", [held], [self._floats[held]])
-            self._graph.need_version(operator, self._dequantize)
+            self._graph.require_op_version(operator, self._dequantize)
             self._operators.append(operator)
         return self._floats[held]

@@ -128,7 +128,7 @@ class _Conversion:
 
     def _dequantized(self, constant: int, shape: tuple[int, ...], version: int) -> int:
         found = self._added("DEQUANTIZE", [constant], shape)
-        self._graph.need_version(self.operators[-1], version)
+        self._graph.require_op_version(self.operators[-1], version)
         return found
 
     def _reshaped(self, index: int, shape: tuple[int, ...]) -> int:

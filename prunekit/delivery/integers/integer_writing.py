@@ -20,9 +20,9 @@ from prunekit.delivery.integers.integer_export import integer_file
 from prunekit.delivery.integers.integer_file import IntegerFile
 from prunekit.delivery.integers.integer_report import IntegerExport, IntegerExportError
 from prunekit.delivery.integers.integer_sparsity import KernelEncoding, sparsely_encoded
-from prunekit.delivery.litert.export_reference import Subject
+from prunekit.delivery.litert.export_reference import ReferenceModel
 from prunekit.delivery.litert.gzip_size import gzip_size
-from prunekit.delivery.litert.isolated_run import Comparison, ScriptFailed, Unfit, compare, run_apart
+from prunekit.delivery.litert.isolated_run import Comparison, ExportRejected, ScriptFailed, compare, run_in_subprocess
 from prunekit.delivery.litert.litert import ConversionError
 from prunekit.delivery.litert.xnnpack import read_verdict
 from prunekit.delivery.reports.formatting import names
@@ -118,7 +118,7 @@ class _Export:
         mixed = _mixed_layers(found.model)
         scratch.enter_context(computing_in("float32", mixed))
         self._in_other_precision = bool(mixed)
-        self._found, self._subject = found, Subject(found.model, samples, labels, None, scratch)
+        self._found, self._subject = found, ReferenceModel(found.model, samples, labels, None, scratch)
         self._folder = Path(scratch.enter_context(tempfile.TemporaryDirectory()))
 
     def made(self, integer_io: Sequence[str]) -> IntegerFile:
@@ -153,7 +153,7 @@ class _Export:
             try:
                 expected = self._answers(self._saved(dense), dense, batch, examples)
                 apart = compare(expected, self._answers(self._saved(made), made, batch, examples), None, None)
-            except Unfit as error:
+            except ExportRejected as error:
                 raise IntegerExportError(
                     f"The file with sparsely encoded kernels was made, but {error}. {_LEAVE_DENSE}"
                 ) from error
@@ -183,7 +183,7 @@ class _Export:
             tensors = self._tensors(made, path)
             answers = self._answers(path, made, EXAMPLES, subject.count)
             simulation = compare([one[: len(answers[0])] for one in expected], answers, subject.labels, subject.loss)
-        except (ScriptFailed, Unfit) as error:
+        except (ScriptFailed, ExportRejected) as error:
             raise IntegerExportError(f"The file was made, but {error}. It is not written.") from error
         rounding = before = None
         if float_outputs is not None:
@@ -231,7 +231,7 @@ class _Export:
         """Returns the outputs of the file for the first `count` examples in batches, as LiteRT runs it by default."""
         subject, batch = self._subject, made.batch or batch
         whole = min(count, subject.count) // batch * batch if made.batch else min(count, subject.count)
-        found = run_apart(path, file_inputs(made, subject.specs, subject.inputs), {batch: whole})
+        found = run_in_subprocess(path, file_inputs(made, subject.specs, subject.inputs), {batch: whole})
         outputs = {name: found[f"{batch}/{name}"] for name in made.outputs}
         return [
             np.asarray(made.grids[name].values(value) if name in made.grids else value, "float32")
@@ -245,7 +245,7 @@ class _Export:
             return weights
         try:
             return len(self._subject.converted()[1])
-        except Unfit:
+        except ExportRejected:
             return weights
 
 

@@ -16,8 +16,8 @@ from prunekit.anatomy.graph.model_graph import graph_of
 from prunekit.anatomy.layers.layers import cell_of
 from prunekit.anatomy.layers.model_weights import weights_in
 from prunekit.delivery.integers.integer_report import IntegerExport, IntegerExportError
-from prunekit.delivery.litert.export_reference import Subject
-from prunekit.delivery.litert.isolated_run import Comparison, Unfit, compare
+from prunekit.delivery.litert.export_reference import ReferenceModel
+from prunekit.delivery.litert.isolated_run import Comparison, ExportRejected, compare
 from prunekit.delivery.litert.keras_file import kept, save, saved_and_loaded, temporary
 from prunekit.delivery.reports.formatting import names
 from prunekit.sparsity.array_ops import array_of
@@ -73,12 +73,12 @@ def export_keras_integers(
     """
     copy = _integer_copy(found)
     with contextlib.ExitStack() as scratch, temporary(target) as path:
-        subject = Subject(found.model, samples, None, None, scratch)
+        subject = ReferenceModel(found.model, samples, None, None, scratch)
         try:
             loaded, _ = saved_and_loaded(copy.model, path)
             answers = subject.answers(loaded)
             same = compare(subject.reference, answers, None, subject.loss)
-        except Unfit as error:
+        except ExportRejected as error:
             raise IntegerExportError(f"The Keras file is not written: {error}.") from error
         _check(same, found.model)
         before = None if float_outputs is None else compare(float_outputs, answers, None, subject.loss)
@@ -349,7 +349,7 @@ def _float_bytes(found: QuantizedModel, target: Path, size: int) -> int:
     weights = found.report.bytes[0]
     if size < weights:
         return weights
-    with temporary(target) as path, contextlib.suppress(Unfit):
+    with temporary(target) as path, contextlib.suppress(ExportRejected):
         save(found.model, path)
         return path.stat().st_size
     return weights

@@ -15,7 +15,7 @@ import numpy as np
 from prunekit.core.data.batch_parts import examples_at_once
 from prunekit.core.data.calibration import listed_as_arrays
 from prunekit.core.outputs.baseline import loss_names
-from prunekit.delivery.litert.isolated_run import Comparison, Unfit, compare
+from prunekit.delivery.litert.isolated_run import Comparison, ExportRejected, compare
 from prunekit.delivery.litert.litert import ConversionError, InputSpec, Refused, Traced, input_specs, trace_and_convert
 
 # Most examples that a model computes at once, and bytes of the outputs of its layers, which it keeps outside of a
@@ -50,7 +50,7 @@ class Format:
 Measure: TypeAlias = Callable[[list[np.ndarray]], Mapping[str, float]]
 
 
-class Subject:
+class ReferenceModel:
     """Model to export, with its samples, reference outputs and conversion; outputs and conversion are cached.
 
     Args:
@@ -128,21 +128,22 @@ class Subject:
         """The model's outputs for all samples.
 
         Raises:
-            Unfit: An output contains NaN or infinity.
+            ExportRejected: An output contains NaN or infinity.
         """
         answers = self.answers(self.model)
         if not all(np.isfinite(answer).all() for answer in answers):
-            raise Unfit("failed", "the Keras model itself gives NaN or infinity for these samples")
+            raise ExportRejected("failed", "the Keras model itself gives NaN or infinity for these samples")
         return answers
 
     def converted(self) -> tuple[Traced, bytes]:
         """The traced model and its plain float32 file.
 
         Raises:
-            Unfit: The conversion failed, this backend has no converter, or Keras has quantized layers of the model.
+            ExportRejected: The conversion failed, this backend has no converter, or Keras has quantized layers of the
+                model.
         """
         if keras.backend.backend() != "tensorflow":
-            raise Unfit(
+            raise ExportRejected(
                 "refused",
                 f"LiteRT files are made with Keras's TensorFlow backend, this is {keras.backend.backend()!r}; export "
                 "'keras', load that file where KERAS_BACKEND=tensorflow is set, and export from there",
@@ -154,9 +155,9 @@ class Subject:
             except ConversionError as error:
                 self._converted = error
         if isinstance(self._converted, Refused):
-            raise Unfit("refused", str(self._converted))
+            raise ExportRejected("refused", str(self._converted))
         if isinstance(self._converted, ConversionError):
-            raise Unfit("failed", f"the conversion failed: {self._converted}")
+            raise ExportRejected("failed", f"the conversion failed: {self._converted}")
         return self._converted
 
     def measured(self, found: Comparison, answers: list[np.ndarray]) -> Comparison:
@@ -167,11 +168,11 @@ class Subject:
         """Compares `answers`, the outputs for the first samples, with the reference outputs.
 
         Raises:
-            Unfit: An error exceeds the format's bounds.
+            ExportRejected: An error exceeds the format's bounds.
         """
         found = compare([values[: len(answers[0])] for values in self.reference], answers, self.labels, self.loss)
         if not (found.max_error <= bounds.max_error and found.mean_error <= bounds.mean_error):
-            raise Unfit(
+            raise ExportRejected(
                 "failed",
                 f"it runs but disagrees with the Keras model on {what}: largest error {found.max_error:.3g}, mean "
                 f"{found.mean_error:.3g} of the output range (allowed: {bounds.max_error:g} and {bounds.mean_error:g})",

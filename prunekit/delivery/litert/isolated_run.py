@@ -19,7 +19,7 @@ from prunekit.delivery.litert import probe
 _SECONDS = 900  # time limit of one file for all samples
 
 
-class Unfit(Exception):
+class ExportRejected(Exception):
     """Rejects an exported file: status of the row, reason, and the comparison if the file ran."""
 
     def __init__(self, status: str, reason: str, found: Comparison | None = None) -> None:
@@ -60,11 +60,11 @@ def compare(
         loss: Name of the loss of the first output, which says whether it is one of classes; None if it is not known.
 
     Raises:
-        Unfit: The shapes differ.
+        ExportRejected: The shapes differ.
     """
     shapes = [values.shape for values in answers], [values.shape for values in reference]
     if shapes[0] != shapes[1]:
-        raise Unfit("failed", f"its outputs have shapes {shapes[0]}, those of the Keras model {shapes[1]}")
+        raise ExportRejected("failed", f"its outputs have shapes {shapes[0]}, those of the Keras model {shapes[1]}")
     largest, mean = [], []
     for expected, measured in zip(reference, answers, strict=True):
         # The range of an almost constant output is only rounding: scale by its largest magnitude, or by 1 if all zero.
@@ -109,11 +109,11 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
         raise ScriptFailed(f"does not run: {lines[-1] if lines else 'no message'}")
 
 
-def run_apart(path: Path, inputs: dict[str, np.ndarray], runs: dict[int, int]) -> dict[str, np.ndarray]:
+def run_in_subprocess(path: Path, inputs: dict[str, np.ndarray], runs: dict[int, int]) -> dict[str, np.ndarray]:
     """Runs a LiteRT file in a separate process; returns outputs as "CHUNK/name" for each CHUNK: COUNT of `runs`.
 
     Raises:
-        Unfit: The file does not load, does not run, crashes or hangs.
+        ExportRejected: The file does not load, does not run, crashes or hangs.
     """
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "inputs.npz", Path(folder) / "outputs.npz"
@@ -122,6 +122,6 @@ def run_apart(path: Path, inputs: dict[str, np.ndarray], runs: dict[int, int]) -
         try:
             run_script(probe.__file__, [str(path), str(source), str(target), *runs_given])
         except ScriptFailed as failure:
-            raise Unfit("failed", f"the model converts, but {failure}") from failure
+            raise ExportRejected("failed", f"the model converts, but {failure}") from failure
         with np.load(target) as stored:
             return {name: stored[name] for name in stored.files}

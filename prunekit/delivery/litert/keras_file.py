@@ -13,7 +13,7 @@ import numpy as np
 
 from prunekit.core.runtime.partial_files import save_model, scratch_file
 from prunekit.delivery.litert.gzip_size import gzip_size
-from prunekit.delivery.litert.isolated_run import Unfit
+from prunekit.delivery.litert.isolated_run import ExportRejected
 from prunekit.sparsity.array_ops import array_of
 
 
@@ -42,12 +42,12 @@ def saved_and_loaded(model: keras.Model, path: Path) -> tuple[keras.Model, int]:
         path: Name of the file, which ends with ".keras".
 
     Raises:
-        Unfit: Keras cannot save the model, the file does not load in safe mode, or holds other weights.
+        ExportRejected: Keras cannot save the model, the file does not load in safe mode, or holds other weights.
         OSError: The file cannot be written.
     """
     adapted = [layer.name for layer in model._flatten_layers() if getattr(layer, "lora_enabled", False)]
     if adapted:
-        raise Unfit(
+        raise ExportRejected(
             "failed",
             f"Keras saves LoRA weights as a part of the kernel, so the file has other weights: {', '.join(adapted)}. "
             "Assign the sums, `layer.kernel`, to a model without LoRA, and export that",
@@ -56,7 +56,7 @@ def saved_and_loaded(model: keras.Model, path: Path) -> tuple[keras.Model, int]:
     try:
         loaded = keras.models.load_model(path, compile=False, safe_mode=True)
     except Exception as error:
-        raise Unfit("failed", f"the file does not load in safe mode: {_first_line(error)}") from error
+        raise ExportRejected("failed", f"the file does not load in safe mode: {_first_line(error)}") from error
     return loaded, _zeros_where_both_are_the_same(model, loaded)
 
 
@@ -64,7 +64,7 @@ def save(model: keras.Model, path: Path) -> None:
     """Saves a model without its optimizer.
 
     Raises:
-        Unfit: Keras cannot save the model.
+        ExportRejected: Keras cannot save the model.
         OSError: The file cannot be written.
     """
     with _without_training_state(model):
@@ -73,14 +73,14 @@ def save(model: keras.Model, path: Path) -> None:
         except OSError:
             raise
         except Exception as error:  # user-defined layers may raise any exception
-            raise Unfit("failed", f"Keras cannot save the model: {_first_line(error)}") from error
+            raise ExportRejected("failed", f"Keras cannot save the model: {_first_line(error)}") from error
 
 
 def _zeros_where_both_are_the_same(model: keras.Model, loaded: keras.Model) -> int:
     """Returns the number of zero weights, which is equal in both models.
 
     Raises:
-        Unfit: The weights of the two models differ.
+        ExportRejected: The weights of the two models differ.
     """
     zeros, same = 0, len(model.weights) == len(loaded.weights)
     for pair in zip(model.weights, loaded.weights, strict=False):
@@ -89,7 +89,7 @@ def _zeros_where_both_are_the_same(model: keras.Model, loaded: keras.Model) -> i
         same = same and _same(left, right)
         zeros += left.size - int(np.count_nonzero(left))
     if not same:
-        raise Unfit("failed", "the weights in the file differ from the model's weights")
+        raise ExportRejected("failed", "the weights in the file differ from the model's weights")
     return zeros
 
 

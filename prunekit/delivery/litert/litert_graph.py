@@ -102,7 +102,7 @@ class LiteRTGraph:
         """Returns the version of an operation's kind."""
         return int(self._model.operatorCodes[operator.opcodeIndex].version)
 
-    def need_version(self, operator: Any, version: int) -> None:
+    def require_op_version(self, operator: Any, version: int) -> None:
         """Raises the version of an operation's kind, by which older runtimes know what they cannot run."""
         code = self._model.operatorCodes[operator.opcodeIndex]
         code.version = max(code.version, version)

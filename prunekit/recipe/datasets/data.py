@@ -25,7 +25,7 @@ from prunekit.recipe.datasets.builtin_files import fashion_files
 from prunekit.recipe.datasets.csv_files import open_csv
 from prunekit.recipe.datasets.images import open_images
 from prunekit.recipe.datasets.opened import Opened
-from prunekit.recipe.datasets.parts import ArrayPart, Labels, Part, as_part, damage_told, mapped
+from prunekit.recipe.datasets.parts import ArrayPart, Labels, Part, as_part, mapped, naming_damaged_file
 from prunekit.recipe.datasets.preprocessing import preparation
 from prunekit.recipe.datasets.saved import open_saved
 from prunekit.recipe.settings.data_source import HELD_OUT, UNSPLIT, DataSource
@@ -312,7 +312,7 @@ def _prepared(found: Opened, source: DataSource, notes: tuple[str, ...]) -> Data
     if source.preprocessing is None and all(isinstance(part, ArrayPart) for part in parts):
         prepare = partial(_scaled, scale=source.scale, whole_bytes=source.factory is None)
     else:
-        with damage_told([found.train]):
+        with naming_damaged_file([found.train]):
             function, notes_of_layers = preparation(source, found.train)
         prepare = methodcaller("prepared", function)
     done = {id(part): prepare(part) for part in {id(part): part for part in parts}.values()}

@@ -301,7 +301,7 @@ def as_part(pair: Any) -> Part:
 
 
 @contextlib.contextmanager
-def damage_told(parts: Iterable[Part]) -> Iterator[None]:
+def naming_damaged_file(parts: Iterable[Part]) -> Iterator[None]:
     """Context manager that names the file in the error of TensorFlow if an example of these parts cannot be read.
 
     Raises:

@@ -8,7 +8,14 @@ import numpy as np
 
 from prunekit.core.runtime.environment import is_installed
 from prunekit.recipe.datasets.batches import IndexedBatches
-from prunekit.recipe.datasets.parts import READ_AT_ONCE, Arrays, Part, damage_told, mapped, require_tensorflow_for
+from prunekit.recipe.datasets.parts import (
+    READ_AT_ONCE,
+    Arrays,
+    Part,
+    mapped,
+    naming_damaged_file,
+    require_tensorflow_for,
+)
 from prunekit.recipe.settings.data_source import DataSource
 from prunekit.recipe.settings.fields import nearest, shown
 from prunekit.recipe.text.loader import RecipeError
@@ -115,7 +122,7 @@ def _adapt(layers: Layers, train: Part, select: Callable[[Arrays], Any], owner: 
         try:
             if name in _ADAPTED and layer.get_config().get(_ADAPTED[name]) is None:
                 examples = train.in_order(READ_AT_ONCE)
-                with damage_told([train]):
+                with naming_damaged_file([train]):
                     layer.adapt(_inputs_of(examples, before, select))
                 notes.append(f"data: {name}{owner} is adapted to the {train.examples:,} training examples.")
             elif not layer.built:

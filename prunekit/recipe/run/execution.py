@@ -11,7 +11,7 @@ import keras
 from prunekit.anatomy.layers.model_weights import weights_in
 from prunekit.anatomy.layers.targets import find_targets
 from prunekit.delivery.reports.rows import StageRow
-from prunekit.recipe.datasets.parts import damage_told
+from prunekit.recipe.datasets.parts import naming_damaged_file
 from prunekit.recipe.run.preparation import Prepared
 from prunekit.recipe.settings.schema import Step
 from prunekit.recipe.state.checkpoint import Checkpoints, CheckpointState
@@ -72,7 +72,7 @@ class Execution:
         """
         steps = self._prepared.recipe.steps
         data = self._prepared.data
-        with damage_told(() if data is None else data.parts.values()), self.workspace.opened():
+        with naming_damaged_file(() if data is None else data.parts.values()), self.workspace.opened():
             position = self._resumed()
             for index in self._only[position.step :]:
                 self._run_step(index, steps[index], position)

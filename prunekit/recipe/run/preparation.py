@@ -12,7 +12,7 @@ import numpy as np
 from prunekit.delivery.reports.metrics import Metric
 from prunekit.recipe.datasets import data as data_module
 from prunekit.recipe.datasets.data import Data
-from prunekit.recipe.datasets.parts import Labels, damage_told
+from prunekit.recipe.datasets.parts import Labels, naming_damaged_file
 from prunekit.recipe.settings.compile_fields import CLASS_LOSSES, LOGIT_LOSSES, Compile
 from prunekit.recipe.settings.fields import first_text, shown
 from prunekit.recipe.settings.schema import Recipe, Step
@@ -149,7 +149,7 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
     Returns:
         The metrics of the run, the main one first.
     """
-    with damage_told([data.train]):
+    with naming_damaged_file([data.train]):
         inputs, _ = data.train.first(2)
     if not model.built:
         keras.utils.set_random_seed(seed)

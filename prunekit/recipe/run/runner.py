@@ -175,7 +175,7 @@ def _run(
         checkpoints = None
         if path is not None:
             checkpoints = Checkpoints(unfinished(path), folder, every, replicas=replicas, reads=reads)
-        with _disk_errors_told(checkpoints):
+        with _with_checkpoint_hint(checkpoints):
             if checkpoints is not None and reads:
                 note_start(checkpoints.folder, _start(prepared, hashes))
             stages = (folder if written is None else unfinished(written)) / STAGES
@@ -305,7 +305,7 @@ def _folder(path: Path | None, *, force: bool, resume: bool) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _disk_errors_told(checkpoints: Checkpoints | None) -> Iterator[None]:
+def _with_checkpoint_hint(checkpoints: Checkpoints | None) -> Iterator[None]:
     """Adds the state of the checkpoints to the message of an OSError raised inside the block."""
     try:
         yield

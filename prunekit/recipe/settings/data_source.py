@@ -17,11 +17,11 @@ from prunekit.recipe.settings.fields import (
     Settings,
     Sparsity,
     Text,
+    path_example,
     refusal,
     resolved_path,
     shown,
     unknown,
-    written_as,
 )
 from prunekit.suggestions import did_you_mean
 
@@ -254,20 +254,20 @@ class DataSource(Settings):
     builtin: Literal["digits", "diabetes", "fashion-mnist"] | None = None
     path: FilePath | None = None
     idx: Annotated[ArrayFiles | None, BeforeValidator(_targets_as_labels)] = None
-    npz: Annotated[FilePath | None, written_as("npz: arrays.npz", "a file", "arrays: {train_inputs: x}")] = None
+    npz: Annotated[FilePath | None, path_example("npz: arrays.npz", "a file", "arrays: {train_inputs: x}")] = None
     arrays: Annotated[NpzNames, BeforeValidator(_targets_as_labels)] = NpzNames()
     npy: Annotated[ArrayFiles | None, BeforeValidator(_targets_as_labels)] = None
-    images: Annotated[FilePath | None, written_as("images: photos", "a folder", "size: [96, 96]")] = None
+    images: Annotated[FilePath | None, path_example("images: photos", "a folder", "size: [96, 96]")] = None
     size: ImageSize | None = None
     color_mode: Literal["rgb", "grayscale", "rgba"] | None = None
     interpolation: Literal["bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5"] | None = None
     crop_to_aspect_ratio: bool | None = None
     label_mode: Literal["int", "categorical", "binary"] | None = None
-    csv: Annotated[FilePath | None, written_as("csv: houses.csv", "a file", "label: price")] = None
+    csv: Annotated[FilePath | None, path_example("csv: houses.csv", "a file", "label: price")] = None
     label: Annotated[Plain, _optional(_columns)] = None
     inputs: Annotated[Plain, _optional(_inputs)] = None
     delimiter: Annotated[Text, Field(min_length=1, max_length=1)] | None = None
-    tfds_saved: Annotated[FilePath | None, written_as("tfds_saved: folder", "a folder", "label: ...")] = None
+    tfds_saved: Annotated[FilePath | None, path_example("tfds_saved: folder", "a folder", "label: ...")] = None
     shuffle_buffer: Count | None = None
     factory: Factory | None = None
     arguments: Arguments = {}

@@ -44,7 +44,7 @@ def refusal(message: str, *at: str | int) -> PydanticCustomError:
     return PydanticCustomError("recipe", "{message}", {"message": message, "at": at})
 
 
-def refused_at(error: PydanticCustomError, *at: str | int) -> PydanticCustomError:
+def with_path(error: PydanticCustomError, *at: str | int) -> PydanticCustomError:
     """Returns the error of a `refusal` with the path `at` put in front of the error's own path."""
     context = dict(error.context or {})
     return PydanticCustomError(error.type, error.message_template, {**context, "at": (*at, *context.get("at", ()))})
@@ -201,7 +201,7 @@ def resolved_path(value: str, info: ValidationInfo) -> str:
     return os.path.normpath(os.path.join(base, value)) if base else value
 
 
-def written_as(example: str, what: str, options: str) -> BeforeValidator:
+def path_example(example: str, what: str, options: str) -> BeforeValidator:
     """Returns a validator that accepts text only, and names in its error how the path of `what` is written.
 
     Args:

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from prunekit.recipe.settings.compile_fields import Compile
 from prunekit.recipe.settings.data_source import DataSource
-from prunekit.recipe.settings.fields import Listed, Name, Settings, Text, refusal, refused_at
+from prunekit.recipe.settings.fields import Listed, Name, Settings, Text, refusal, with_path
 from prunekit.recipe.settings.sources import ModelSource
 from prunekit.recipe.settings.step_kinds import STEP_KINDS, StepKind
 
@@ -107,7 +107,7 @@ class Recipe(Settings):
             try:
                 step.row.check(step.settings, self.steps[:i])
             except PydanticCustomError as error:
-                raise refused_at(error, "steps", i, step.kind) from None
+                raise with_path(error, "steps", i, step.kind) from None
         return self
 
     def _check_training(self, need_data: bool) -> None:

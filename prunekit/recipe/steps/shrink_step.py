@@ -32,7 +32,7 @@ from prunekit.sparsity.shorthands import CRITERIA, STATISTICS
 from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.channels.repair import Repair
 from prunekit.techniques.shrink.channels.shrink_report import MEASURED_SIZE, ShrinkReport
-from prunekit.techniques.shrink.channels.shrinking import Shrunk, shrunk
+from prunekit.techniques.shrink.channels.shrinking import ChannelRemoval, shrunk
 from prunekit.techniques.shrink.channels.trials import reason_not_to_try, ways_to_select
 
 # Most groups of channels that a note of the plan names.
@@ -236,7 +236,7 @@ def _example_inputs(run: RunInputs) -> Any:
     return run.data.train.example[0] if is_open and run.data is not None else None
 
 
-def _cut_masks(found: Shrunk, workspace: Workspace) -> None:
+def _cut_masks(found: ChannelRemoval, workspace: Workspace) -> None:
     """Cuts the masks of earlier steps to the kept channels, and names them as the weights of the new model."""
     state, channels = workspace.state, found.channels
     if not state.masks.all and not state.targets:

@@ -42,7 +42,7 @@ def cut(model: Any, boundary: Any = None) -> Cut:
             boundary trains, draws random numbers or behaves differently in training; no layer has that name.
     """
     check_built(model)
-    requiregraph_of(model)
+    _require_graph(model)
     sites = None if boundary is None else _sites(model, boundary)
     division = _divide(model, sites)
     if sites is not None:
@@ -61,7 +61,7 @@ def cut(model: Any, boundary: Any = None) -> Cut:
     return _assemble(division, f"{model.name}_lower", f"{model.name}_upper")
 
 
-def requiregraph_of(model: Any) -> None:
+def _require_graph(model: Any) -> None:
     """Raises if the model's computation is not defined by a graph of layers.
 
     Raises:

@@ -257,7 +257,7 @@ class PruningCallback(keras.callbacks.Callback):
         if self._pruner is None:
             return
         # If the backup is of the last epoch, `fit` begins no epoch, so the state is restored here.
-        self.resumption.take_up(self)
+        self.resumption.restore_pending(self)
         self.announce(self.pruner.end_training())
         if self._function is not None:
             trace_reuse.keep(self._function, self.pruner)

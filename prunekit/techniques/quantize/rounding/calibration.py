@@ -31,7 +31,7 @@ from prunekit.techniques.quantize.placement.placement import Placement
 from prunekit.techniques.quantize.placement.rules import fixed_grid
 from prunekit.techniques.quantize.placement.spans import Spans
 from prunekit.techniques.quantize.placement.units import Range, RoundedWeight, Unit
-from prunekit.techniques.quantize.rounding.rounding import Unchanged
+from prunekit.techniques.quantize.rounding.rounding import NoRounding
 from prunekit.techniques.quantize.rounding.simulation import simulating
 
 # Most channels of an output whose extremes are kept.
@@ -164,7 +164,7 @@ def _count(histogram: Histogram, extract: tuple[Any, Any, Any, Any], place: Rang
         ) from error
 
 
-class _Observing(Unchanged):
+class _Observing(NoRounding):
     """Keeps what histograms read, and rounds nothing.
 
     Whole tensors never leave the compiled function, so that calibration needs the memory of inference.
@@ -212,7 +212,7 @@ def grid_at(place: Range, grids: Mapping[Range, Grid], form: IntegerFormat) -> G
     return grids[place] if place.signed is None else fixed_grid(place.signed, form, place.highest)
 
 
-class GridRounding(Unchanged):
+class GridRounding(NoRounding):
     """Rounds tensors on grids that were chosen from data.
 
     Args:

@@ -53,7 +53,7 @@ class Rounding(Protocol):
         """Returns the outputs of a `FusedLstm`; None = those of one step after the other."""
 
 
-class Unchanged:
+class NoRounding:
     """Rounds nothing."""
 
     def running(self, unit: Unit) -> AbstractContextManager[Any]:

@@ -12,7 +12,7 @@ from prunekit.anatomy.channels.channels import Channels
 from prunekit.anatomy.graph.tracing import forward_trace
 
 
-class Budget:
+class SizeModel:
     """Parameters and multiply-accumulates of a model as functions of the removed channels.
 
     Args:

@@ -14,7 +14,7 @@ from prunekit.anatomy.channels.channels import Channels, Group
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.statistics.channel_importance import GroupImportance, entry_scores, reasons_to_stay
 from prunekit.sparsity.scores import Criterion, get_criterion
-from prunekit.techniques.shrink.channels.budget import Budget
+from prunekit.techniques.shrink.channels.budget import SizeModel
 from prunekit.techniques.shrink.channels.measured_size import Measure, Measured, Search
 from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.channels.zero_channels import zero_channels
@@ -73,7 +73,7 @@ class Selector:
     ):
         self._found, self._options, self._data = found, options, data
         self._measure, self._progress = measure, progress or (lambda done, total, text: None)
-        self.budget = Budget(found, inputs)
+        self.budget = SizeModel(found, inputs)
         self.reasons = reasons_to_stay(found, options.include, options.exclude)
         self.zero = zero_channels(found)
         self._importances: dict[str, list[np.ndarray]] = {}
@@ -120,14 +120,14 @@ class Selector:
         ).nearest()
 
 
-def _predicted(budget: Budget, measure: Measure) -> Callable[[np.ndarray], float]:
+def _predicted(budget: SizeModel, measure: Measure) -> Callable[[np.ndarray], float]:
     """Returns the calculated size that the measured one follows."""
     if measure.follows == "macs" and budget.macs(np.zeros(0, int)) is not None:
         return budget.macs_without
     return budget.parameters_without
 
 
-def _counts(order: Order, budget: Budget, target: Target, options: ShrinkOptions) -> np.ndarray:
+def _counts(order: Order, budget: SizeModel, target: Target, options: ShrinkOptions) -> np.ndarray:
     """Returns how many units each group loses."""
     name, share = target.measure, target.share
     if name == "channels":

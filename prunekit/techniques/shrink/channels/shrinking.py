@@ -14,7 +14,7 @@ from prunekit.anatomy.layers.model_weights import weights_in
 from prunekit.core.layerwise.layerwise import MEMORY, Progress
 from prunekit.core.runtime.backend import native
 from prunekit.core.runtime.kept_grids import on_grids
-from prunekit.techniques.shrink.channels.budget import Budget
+from prunekit.techniques.shrink.channels.budget import SizeModel
 from prunekit.techniques.shrink.channels.measured_size import NEAR, Measure, Measured
 from prunekit.techniques.shrink.channels.optimizer_state import carry_over, class_notes
 from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
@@ -44,7 +44,7 @@ _GRIDS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Shrunk:
+class ChannelRemoval:
     """A smaller model, and what led to it.
 
     Attributes:
@@ -72,7 +72,7 @@ def shrunk(  # noqa: PLR0913
     measure: Measure | None = None,
     progress: Progress | None = None,
     memory: float = MEMORY,
-) -> Shrunk:
+) -> ChannelRemoval:
     """Returns the smaller model of `pk.shrink`, with the channels that were removed.
 
     Args:
@@ -114,7 +114,7 @@ def shrunk(  # noqa: PLR0913
     notes = [*repair.notes, *notes]
     choices = (*picked.choices, *repair.choices)
     report = replace(_report(found, removed, selector.reasons, budget, built, errors, notes), choices=choices)
-    return Shrunk(built.model, replace(report, measured=measured), found, removed, built.variables)
+    return ChannelRemoval(built.model, replace(report, measured=measured), found, removed, built.variables)
 
 
 def _cut(found: Channels, removed: np.ndarray) -> Callable[[Any, np.ndarray], np.ndarray]:
@@ -225,7 +225,7 @@ def _rounding_notes(selection: Selection, options: ShrinkOptions) -> list[str]:
     ]
 
 
-def _missed(target: Target | None, budget: Budget, removed: np.ndarray, options: ShrinkOptions) -> list[str]:
+def _missed(target: Target | None, budget: SizeModel, removed: np.ndarray, options: ShrinkOptions) -> list[str]:
     """Returns a note if the model has another share of parameters or multiply-accumulates than was asked for."""
     measures = {"parameters": budget.parameters_without, "macs": budget.macs_without}
     if target is None or target.measure not in measures:
@@ -241,7 +241,7 @@ def _report(
     found: Channels,
     removed: np.ndarray,
     reasons: Sequence[str],
-    budget: Budget,
+    budget: SizeModel,
     built: _Built,
     errors: Sequence[RepairError],
     notes: Sequence[str],
