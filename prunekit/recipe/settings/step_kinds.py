@@ -47,7 +47,7 @@ def _nothing(settings: Any) -> tuple[str, ...]:
 
 def _check_grids(settings: Any, earlier: Sequence[EarlierStep]) -> None:
     """Refuses a step that changes weights which an earlier step put on integer grids."""
-    if any(isinstance(step.settings, Quantize) for step in earlier):
+    if any(STEP_KINDS[step.kind].leaves_grids for step in earlier):
         raise refusal(
             "an earlier quantize step put the weights on integer grids and wrote their file, and this step changes "
             "them. Write the quantize step after this one."
@@ -72,6 +72,7 @@ class StepKind(Row):
             step returns metrics, and `verify` repeats it.
         formats: Returns the formats of exported files that the step writes.
         returns_new_model: True if the step may replace the model by another object.
+        leaves_grids: True if the step leaves the weights on integer grids, which no later step may change.
         checkpointed: True if a checkpoint follows the step. False suits steps that cost next to nothing to repeat.
     """
 
@@ -84,6 +85,7 @@ class StepKind(Row):
     changes_weights: Callable[[Any], bool] = _no
     formats: Callable[[Any], tuple[str, ...]] = _nothing
     returns_new_model: bool = False
+    leaves_grids: bool = False
     checkpointed: bool = True
 
 
@@ -305,7 +307,7 @@ def _check_expect(expect: Expect, earlier: Sequence[EarlierStep]) -> None:
     if not any(isinstance(step.settings, Prune | Rounds) for step in earlier):
         for name in expect.given("sparsity"):
             raise refusal(f"{name!r} can be measured only after a prune step.", name)
-        changed = any(STEP_KINDS[one.kind].returns_new_model or isinstance(one.settings, Quantize) for one in earlier)
+        changed = any(STEP_KINDS[one.kind].returns_new_model or STEP_KINDS[one.kind].leaves_grids for one in earlier)
         for name in [] if changed else expect.given("accuracy_drop", "drop"):
             raise refusal(
                 f"{name!r} can be measured only after a prune step, a step that makes the model smaller, or a quantize "
@@ -412,6 +414,7 @@ STEP_KINDS: Registry[StepKind] = Registry(
             reads_data=_yes,
             changes_weights=_yes,
             formats=_quantize_formats,
+            leaves_grids=True,
         ),
     ],
 )
