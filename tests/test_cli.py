@@ -11,8 +11,8 @@ import pytest
 from command_lines import ENVIRONMENT, assert_mistake
 
 import prunekit
-import prunekit.delivery
-import prunekit.recipe
+import prunekit.delivery.reports
+import prunekit.recipe.run
 from prunekit import cli, terminal
 from prunekit.delivery.reports.metrics import Metric
 from prunekit.recipe.text.loader import RecipeError
@@ -95,7 +95,10 @@ def runner(monkeypatch, tmp_path):
 
     fake.compress, fake.verify, fake.plan = compress, verify, plan
     report = types.SimpleNamespace(render_terminal=lambda report, console: console.print(report.text))
-    for package, name, module in ((prunekit.recipe, "runner", fake), (prunekit.delivery, "terminal_report", report)):
+    for package, name, module in (
+        (prunekit.recipe.run, "runner", fake),
+        (prunekit.delivery.reports, "terminal_report", report),
+    ):
         monkeypatch.setattr(package, name, module, raising=False)
         monkeypatch.setitem(sys.modules, f"{package.__name__}.{name}", module)
     return fake
