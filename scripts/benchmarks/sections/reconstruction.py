@@ -141,10 +141,13 @@ def measure_model(name: str, smoke: bool) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             made[0].export(Path(folder) / "integers.tflite")
 
-    def prune(sparsity: float, criterion: str) -> None:
+    def prune(sparsity: float, criterion: str, allocation: str = "layer_error") -> None:
         model.set_weights(weights)
-        # One allocation: with "auto", models of up to 5 million parameters are pruned by two of them.
-        pk.prune(model, sparsity, examples, criterion=criterion, allocation="layer_error")
+        pk.prune(model, sparsity, examples, criterion=criterion, allocation=allocation)
+
+    def shrink(**selection: str) -> None:
+        model.set_weights(weights)
+        pk.shrink(model, channels=0.5, data=examples, **selection)
 
     ways: dict[str, Callable[[], Any]] = {
         "`model.predict`, batch 32": lambda: model.predict(examples, batch_size=32, verbose=0),
@@ -154,6 +157,12 @@ def measure_model(name: str, smoke: bool) -> dict[str, Any]:
     }
     if name == "MobileNetV2":
         ways |= {
+            # With "auto", models of up to 5 million parameters are pruned and shrunk in several ways.
+            "`pk.prune(model, 0.8, data)`, two allocations tried": lambda: prune(0.8, "auto", "auto"),
+            "`pk.shrink(model, channels=0.5, data=data)`, one way": lambda: shrink(
+                criterion="l2", allocation="uniform"
+            ),
+            "`pk.shrink(model, channels=0.5, data=data)`, four tried": shrink,
             "magnitude with repair, sparsity 0.5": lambda: prune(0.5, "magnitude"),
             "8 bits, the nearest codes: calibration": lambda: quantize(8, "nearest"),
             "export of the file of 8 bits": export,
