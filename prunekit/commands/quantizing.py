@@ -58,7 +58,7 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
     "--method",
     type=click.Choice(["auto", "nearest", "gptq", "awq"]),
     default="auto",
-    help="How weights are rounded; auto: gptq for fewer than 8 bits.  [default: auto]",
+    help="How weights are rounded; auto: gptq for fewer than 8 bits or with --sparsity.  [default: auto]",
 )
 @click.option(
     "--ranges", default="mse", help="Ranges of the tensors: mse, minmax or percentile:0.9999.  [default: mse]"
