@@ -15,7 +15,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 # Pages whose blocks take more than five seconds.
 LONG = (
     "coming-from-tfmot export gradients initial-weights loops measured-losses models quantizing recipe-to-phone "
-    "resuming shrinking simulator-loss sparse-litert sweeps training-for-removal"
+    "resuming shrinking sweeps training-for-removal"
 ).split()
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A recipe whose first line is the name of its file, which the page's code reads.
