@@ -84,7 +84,7 @@ def test_where_no_checkpoint_is_whole_nothing_is_made_up(pairs, tmp_path, unfini
         compress(WHOLE, network(), pairs, tmp_path / "run", resume=True)
 
 
-@pytest.mark.parametrize("name", ["step", "epoch", "history", "record", "random", "files", "optimizer", "callback"])
+@pytest.mark.parametrize("name", ["step", "epoch", "history", "record", "random", "files", "optimizer", "callbacks"])
 def test_a_checkpoint_that_lacks_something_is_refused_in_one_line(pairs, tmp_path, unfinished, name):
     for file in unfinished.glob("checkpoint-*"):
         found = read_snapshot(file)
