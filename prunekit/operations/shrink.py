@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from numbers import Integral
+from numbers import Real
 from typing import Any, Unpack
 
 from prunekit.anatomy.channels.channels import find_channels
@@ -93,14 +93,17 @@ def shrink(  # noqa: PLR0913
 
 def _check_count(model: Any, measure: str, value: Any, options: ShrinkOptions) -> None:
     """Refuses a number of channels or parameters where their share is wanted; the error has the share."""
-    if measure not in ("channels", "parameters") or not isinstance(value, Integral) or int(value) < 2:
+    # The command line has read a count as 8.0.
+    is_count = isinstance(value, Real) and value >= 2 and float(value).is_integer()
+    if measure not in ("channels", "parameters") or not is_count:
         return
     found = find_channels(model, options.approximate)
     channels = sum(group.channels.size for group in found.groups)
     total = channels if measure == "channels" else SizeModel(found).parameters
-    if value < total:
+    count = int(value)
+    if count <= total:
         kind = "removable channels" if measure == "channels" else measure
         raise ValueError(
-            f"{measure} is the share that is left, in (0, 1]. Received: {measure}={value}. To keep {value} of the "
-            f"model's {total:,} {kind}, pass {measure}={value / total:.4g}."
+            f"{measure} is the share that is left, in (0, 1]. Received: {measure}={count}. To keep {count} of the "
+            f"model's {total:,} {kind}, pass {measure}={count / total:.4g}."
         )
