@@ -166,9 +166,7 @@ def test_what_every_backend_has_needs_no_tensorflow(tmp_path):
     assert found.pop("tensorflow") == []
     (_, status, _), (_, refused, note) = found.pop("export")
     assert (status, refused) == ("ok", "refused") and "KERAS_BACKEND=tensorflow" in note
-    assert found.pop("gradients").startswith(
-        "prunekit.training_tools.gradients.hvp needs the package tensorflow, which is not"
-    )
+    assert found.pop("gradients").startswith("prunekit.gradients.hvp needs the package tensorflow, which is not")
     recipes = found.pop("recipes")
     for name, setting in (
         ("images", "data.images"),
