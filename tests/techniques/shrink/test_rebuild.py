@@ -37,7 +37,6 @@ def largest_difference(model, inputs, seeds=(0, 1)):
 
 
 @pytest.mark.every_backend
-@pytest.mark.short(cases=12)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_smaller_model_computes_what_the_zeroed_one_does(name):
     model = ARCHITECTURES[name]()
