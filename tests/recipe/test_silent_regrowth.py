@@ -109,7 +109,6 @@ def test_nothing_is_held_where_there_are_no_zeros_or_nothing_trains(perceptron, 
         assert masks_the_model_came_with(prepared) == {}
 
 
-@pytest.mark.thorough
 def test_a_run_that_is_resumed_keeps_them_as_one_that_was_not_interrupted(sparse, pairs, tmp_path):
     def interrupt(progress):
         if progress.epoch == 1:
