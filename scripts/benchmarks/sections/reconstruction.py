@@ -106,7 +106,8 @@ NETWORKS = {
     "BERT": (
         "The encoder of BERT with 8 blocks of width 384, 26 M weights, 64 sequences of 128 tokens",
         "GPTQ and SparseGPT within 30 s on two cores, which is not reached: of GPTQ's processor time the walk through "
-        "the blocks, before and after each change, takes half, ranges and damage a quarter",
+        "the blocks, before and after each change, takes half, ranges and damage a quarter (in a quieter hour of this "
+        "machine 32 and 45 s, and MobileNetV2 22 and 15 s)",
     ),
 }
 
