@@ -94,7 +94,7 @@ def shrink(  # noqa: PLR0913
 def _check_count(model: Any, measure: str, value: Any, options: ShrinkOptions) -> None:
     """Refuses a number of channels or parameters where their share is wanted; the error has the share."""
     # The command line has read a count as 8.0.
-    is_count = isinstance(value, Real) and value >= 2 and float(value).is_integer()
+    is_count = isinstance(value, Real) and float(value) >= 2 and float(value).is_integer()
     if measure not in ("channels", "parameters") or not is_count:
         return
     found = find_channels(model, options.approximate)
