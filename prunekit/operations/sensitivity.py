@@ -299,10 +299,7 @@ def _write(report: SensitivityReport, folder: Path | None) -> None:
 
 
 def _folder(output: str | os.PathLike[str]) -> Path:
-    path = checked_folder(output, "scan")
-    for name in (TABLE, PICTURE):
-        if (path / name).is_dir():
-            raise ValueError(f"{path / name} is a folder. Choose another output directory for the scan.")
+    path = checked_folder(output, "scan", (TABLE, PICTURE))
     path.mkdir(parents=True, exist_ok=True)
     return path
 

@@ -368,3 +368,19 @@ def test_a_class_that_the_loss_ignores_is_no_label_out_of_range():
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(ignore_class=-1))
     inputs, labels = labelled()
     assert pk.sensitivity(model, (inputs, np.where(labels == 2, -1, labels)), sparsity=LEVELS).complete
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("", "expected the path of an output directory"),
+        ("mine.unfinished", "has the name of an unfinished run into mine"),
+        ("run", "is a run directory. Choose another output directory for the scan."),
+    ],
+)
+def test_a_scan_is_not_written_where_a_run_is(tmp_path, monkeypatch, folder, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.lock.yaml").touch()
+    with pytest.raises(ValueError, match=message):
+        pk.sensitivity(classifier(), labelled(), sparsity=0.5, output=folder)

@@ -4,12 +4,14 @@ import contextlib
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 # The file that makes a folder a run directory, which holds nothing else than the run.
 LOCK = "recipe.lock.yaml"
+# Ending of the name of the folder of a run that is not finished.
+UNFINISHED = ".unfinished"
 # Keras's conversion of a variable to NumPy, under NumPy 2: nothing that a user can act on.
 _OF_KERAS = "__array__ implementation doesn't accept a copy keyword"
 
@@ -39,24 +41,45 @@ def write_problem(path: str | os.PathLike[str], *, folder: bool = False) -> str 
         return f"no file can be made there ({getattr(error, 'strerror', None) or error})"
 
 
-def checked_folder(output: str | os.PathLike[str], purpose: str) -> Path:
+def output_path(output: str | os.PathLike[str]) -> Path:
+    """Returns the absolute path of an output option; follows symbolic links.
+
+    Raises:
+        ValueError: `output` is empty, which would be the working directory, or has the name of an unfinished run,
+            which is removed when that run is complete.
+    """
+    if not os.fspath(output):
+        raise ValueError("expected the path of an output directory. Received: an empty text.")
+    path = Path(os.path.realpath(output))
+    if path.name.endswith(UNFINISHED):
+        raise ValueError(
+            f"{path} has the name of an unfinished run into {path.name.removesuffix(UNFINISHED)}. Pass that name to "
+            "resume it, or choose another output directory."
+        )
+    return path
+
+
+def checked_folder(output: str | os.PathLike[str], purpose: str, files: Iterable[str]) -> Path:
     """Returns the absolute path of a folder that files can be written into, and that may exist; writes nothing.
 
     Args:
         output: The folder. A symbolic link is followed.
         purpose: What is written there, such as "sweep".
+        files: Names of the files.
 
     Raises:
-        ValueError: The path is empty, a run directory or a file, or cannot be written.
+        ValueError: As for `output_path`; the path is a run directory or a file, cannot be written, or holds a folder of
+            the name of a file.
     """
-    if not os.fspath(output):
-        raise ValueError("expected the path of an output directory. Received: an empty text.")
-    path, remedy = Path(os.path.realpath(output)), f"Choose another output directory for the {purpose}."
+    path, remedy = output_path(output), f"Choose another output directory for the {purpose}."
     problem = write_problem(path, folder=True)
     if problem is not None:
         raise ValueError(f"{output} cannot be written: {problem}. {remedy}")
     if (path / LOCK).exists():
         raise ValueError(f"{output} is a run directory. {remedy}")
+    for name in files:
+        if (path / name).is_dir():
+            raise ValueError(f"{path / name} is a folder. {remedy}")
     return path
 
 

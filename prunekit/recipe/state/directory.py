@@ -12,7 +12,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from prunekit.core.runtime.partial_files import LOCK, write_problem
+from prunekit.core.runtime import partial_files
+from prunekit.core.runtime.partial_files import LOCK, UNFINISHED, write_problem
 from prunekit.core.runtime.snapshot import PARTIAL, Snapshots, sync_folder
 from prunekit.recipe.text.loader import RecipeError
 
@@ -31,7 +32,6 @@ START = "start.json"
 STAGES = "stages"
 # Inside an unfinished run: the future run directory, and the lock file of the process that runs it.
 _RUN, _LOCK = "run", "lock"
-_UNFINISHED = ".unfinished"
 # File names in an unfinished run's folder, with the suffix of a partly written file.
 _OWN = re.compile(rf"({_RUN}|{_LOCK}|{STAGES}|({re.escape(START)}|{CHECKPOINT}-\d+)({re.escape(PARTIAL)})?)")
 
@@ -40,18 +40,12 @@ def output_path(output: str | os.PathLike[str]) -> Path:
     """Returns the absolute path of an output option; follows symbolic links.
 
     Raises:
-        RecipeError: `output` is empty, which would be the working directory, or has the name of an unfinished run,
-            which is removed when that run is complete.
+        RecipeError: As for `partial_files.output_path`.
     """
-    if not os.fspath(output):
-        raise RecipeError("expected the path of an output directory. Received: an empty text.")
-    path = Path(os.path.realpath(output))
-    if path.name.endswith(_UNFINISHED):
-        raise RecipeError(
-            f"{path} has the name of an unfinished run into {path.name.removesuffix(_UNFINISHED)}. Pass that name to "
-            "resume it, or choose another output directory."
-        )
-    return path
+    try:
+        return partial_files.output_path(output)
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
 
 
 def check_output(output: str | os.PathLike[str], *, force: bool, resume: bool = False) -> Path:
@@ -120,7 +114,7 @@ def check_run(directory: str | os.PathLike[str]) -> Path:
 
 def unfinished(path: Path) -> Path:
     """Returns the folder of the unfinished run into `path`."""
-    return path.with_name(f"{path.name}{_UNFINISHED}")
+    return path.with_name(f"{path.name}{UNFINISHED}")
 
 
 def kept_checkpoints_line(output: str | os.PathLike[str]) -> str:
@@ -183,7 +177,7 @@ def clear_up(path: Path) -> None:
 
 def _can_be_resumed(work: Path) -> bool:
     # A missing folder next to an existing run directory means that the run finished and only the clean-up is missing.
-    path = work.with_name(work.name.removesuffix(_UNFINISHED))
+    path = work.with_name(work.name.removesuffix(UNFINISHED))
     return work.is_dir() and bool(Snapshots(work, CHECKPOINT)) and ((work / _RUN).is_dir() or not path.exists())
 
 

@@ -17,7 +17,7 @@ from prunekit.recipe.datasets import data as data_module
 from prunekit.recipe.run.preparation import settled_recipe
 from prunekit.recipe.settings.fields import nearest, shown
 from prunekit.recipe.settings.schema import Recipe, Variable
-from prunekit.recipe.state.directory import LOCK, REPORT, check_output, check_run, output_path, unfinished
+from prunekit.recipe.state.directory import LOCK, REPORT, check_output, check_run, unfinished
 from prunekit.recipe.state.read_report import read_report
 from prunekit.recipe.sweep import workers
 from prunekit.recipe.sweep.sweep_process import NOT_MET, Ending, Task
@@ -167,12 +167,9 @@ def _formats(recipe: Recipe) -> list[str]:
 
 def _checked_folder(output: str | os.PathLike[str]) -> Path:
     try:
-        path = checked_folder(output_path(output), "sweep")
+        path = checked_folder(output, "sweep", (TABLE, SHEET, PICTURE))
     except ValueError as error:
         raise RecipeError(str(error)) from None
-    for name in (TABLE, SHEET, PICTURE):
-        if (path / name).is_dir():
-            raise RecipeError(f"{path / name} is a folder. Choose another output directory for the sweep.")
     path.mkdir(parents=True, exist_ok=True)
     return path
 
