@@ -2,21 +2,30 @@
 
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from prunekit.missing_packages import missing_backend
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(
+    package: str, homes: Mapping[str, str], moved: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns `__getattr__` and `__dir__` for the `__init__.py` of a package.
 
     Args:
         package: Name of the package.
         homes: Public name -> module that defines the name; for a public module, the package that contains the module.
+        moved: Former name -> present name inside the package, "schedules.OneShot"; a use of the former one warns.
     """
 
     def get(name: str) -> Any:
+        if name in moved:
+            group, _, present = moved[name].rpartition(".")
+            warnings.warn(f"{package}.{name} is now {package}.{moved[name]}.", DeprecationWarning, stacklevel=2)
+            return getattr(get(group), present)
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:

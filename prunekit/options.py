@@ -28,7 +28,8 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     return values
 
 
-def _assignments(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+def assignments(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+    """Reads the NAME=VALUE of an option that may be repeated; values are those of YAML."""
     if not texts:
         return {}
     from prunekit.recipe.text.yaml_reader import read_value
@@ -78,7 +79,7 @@ set_option = click.option(
     "overrides",
     metavar="NAME=VALUE",
     multiple=True,
-    callback=_assignments,
+    callback=assignments,
     help="Value of a variable that the recipe declares. May be repeated.",
 )
 grid_option = click.option(

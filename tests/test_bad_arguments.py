@@ -10,8 +10,7 @@ import socket
 import click
 import keras
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from recipe_mutations import VALUES
 
 from prunekit import cli

@@ -66,8 +66,8 @@ def test_a_schedule_of_huge_steps_is_one(kind, steps):
 
 @pytest.mark.parametrize("number", [np.int32, np.int64, np.uint8])
 def test_numbers_of_numpy_are_numbers(number):
-    schedule = pk.PolynomialDecay(final_sparsity=np.float32(0.5), end_step=number(8), frequency=number(2))
-    assert schedule == pk.PolynomialDecay(final_sparsity=0.5, end_step=8, frequency=2)
+    schedule = pk.schedules.PolynomialDecay(final_sparsity=np.float32(0.5), end_step=number(8), frequency=number(2))
+    assert schedule == pk.schedules.PolynomialDecay(final_sparsity=0.5, end_step=8, frequency=2)
     assert type(schedule.end_step) is int and schedule(number(8)) == 0.5
 
 
@@ -88,7 +88,7 @@ def test_options_of_the_wrong_kind_are_refused(perceptron, options, kind, match)
     with pytest.raises(kind, match=match):
         pk.prune(perceptron, 0.5, **options)
     with pytest.raises(kind, match=match):
-        pk.Pruner(perceptron, pk.OneShot(), **options)
+        pk.Pruner(perceptron, pk.schedules.OneShot(), **options)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_options_of_the_wrong_kind_are_refused(perceptron, options, kind, match)
     ids=["none", "one too few", "transposed", "a scalar", "None", "text", "one too many"],
 )
 def test_masks_of_a_wrong_shape_are_refused_and_none_is_taken(perceptron, masks):
-    pruner = pk.Pruner(perceptron, pk.OneShot(sparsity=0.5), allocation="uniform")
+    pruner = pk.Pruner(perceptron, pk.schedules.OneShot(sparsity=0.5), allocation="uniform")
     before = pruner.masks
     with pytest.raises(
         ValueError, match=r"Expected one mask of the shape of each target: \[\(8, 16\), \(16, 4\)\]. Received: "
@@ -116,7 +116,7 @@ def test_masks_of_a_wrong_shape_are_refused_and_none_is_taken(perceptron, masks)
 
 @pytest.mark.parametrize("kind", ["bool", "int32", "float32", "uint8"])
 def test_masks_of_another_type_keep_what_is_not_zero(perceptron, kind):
-    pruner = pk.Pruner(perceptron, pk.OneShot(sparsity=0.0), allocation="uniform")
+    pruner = pk.Pruner(perceptron, pk.schedules.OneShot(sparsity=0.0), allocation="uniform")
     masks = [np.random.default_rng(1).integers(0, 2, target.shape).astype(kind) for target in pruner.targets]
     pruner.store.replace(masks)
     for given, taken in zip(masks, pruner.masks.values(), strict=True):
@@ -125,6 +125,6 @@ def test_masks_of_another_type_keep_what_is_not_zero(perceptron, kind):
 
 @pytest.mark.parametrize("count", [0, 3, 5])
 def test_gradients_that_are_not_one_per_variable_are_refused(perceptron, count):
-    pruner = pk.Pruner(perceptron, pk.OneShot(sparsity=0.5), allocation="uniform")
+    pruner = pk.Pruner(perceptron, pk.schedules.OneShot(sparsity=0.5), allocation="uniform")
     with pytest.raises(ValueError, match=f"aligned with the 4 trainable variables. Received: {count}"):
         pruner.mask_gradients([None] * count)

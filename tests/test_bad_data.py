@@ -23,7 +23,7 @@ def batches(count, failing=None):
 def test_data_that_end_early_leave_a_sparse_model(perceptron, count):
     perceptron.compile("sgd", "mse")
     callback = pk.PruningCallback(
-        pk.PolynomialDecay(final_sparsity=0.5, end_step=10, frequency=2), allocation="uniform"
+        pk.schedules.PolynomialDecay(final_sparsity=0.5, end_step=10, frequency=2), allocation="uniform"
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -38,7 +38,9 @@ def test_data_that_end_early_leave_a_sparse_model(perceptron, count):
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
 def test_data_that_break_leave_a_sparse_model_that_can_continue(perceptron, samples):
     perceptron.compile("sgd", "sparse_categorical_crossentropy")
-    callback = pk.PruningCallback(pk.PolynomialDecay(final_sparsity=0.5, end_step=8, frequency=1), allocation="uniform")
+    callback = pk.PruningCallback(
+        pk.schedules.PolynomialDecay(final_sparsity=0.5, end_step=8, frequency=1), allocation="uniform"
+    )
 
     def breaking():
         for i in range(3):
@@ -58,7 +60,7 @@ def test_data_with_nan_are_named(perceptron, samples):
     inputs[33] = np.nan
     perceptron.compile("sgd", "sparse_categorical_crossentropy")
     callback = pk.PruningCallback(
-        pk.PolynomialDecay(final_sparsity=0.5, end_step=20, frequency=2), allocation="uniform"
+        pk.schedules.PolynomialDecay(final_sparsity=0.5, end_step=20, frequency=2), allocation="uniform"
     )
     with pytest.raises(ValueError, match="look for a loss that became NaN"):
         perceptron.fit(inputs, labels, batch_size=4, epochs=2, verbose=0, callbacks=[callback])

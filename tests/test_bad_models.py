@@ -218,7 +218,7 @@ def trained(model, pattern="unstructured"):
     inputs = rng.normal(size=(16, 8)).astype("float32")
     labels = np.zeros((16, model(inputs[:1]).shape[-1]), "float32")
     callback = pk.PruningCallback(
-        pk.PolynomialDecay(final_sparsity=0.5, end_step=4, frequency=2), pattern=pattern, allocation="global"
+        pk.schedules.PolynomialDecay(final_sparsity=0.5, end_step=4, frequency=2), pattern=pattern, allocation="global"
     )
     model.fit(inputs, labels, batch_size=4, epochs=2, verbose=0, callbacks=[callback])
     return callback
@@ -254,7 +254,7 @@ def test_a_frozen_model_is_not_trained():
 def test_a_model_that_is_not_built_is_built_by_fit():
     model = keras.Sequential([layers.Dense(8), layers.Dense(4)])
     model.compile("sgd", "mse")
-    callback = pk.PruningCallback(pk.OneShot(sparsity=0.5), allocation="uniform")
+    callback = pk.PruningCallback(pk.schedules.OneShot(sparsity=0.5), allocation="uniform")
     model.fit(np.ones((8, 8), "float32"), np.ones((8, 4), "float32"), verbose=0, callbacks=[callback])
     assert [int((layer.kernel.numpy() == 0).sum()) for layer in model.layers] == [32, 16]
 
@@ -263,7 +263,7 @@ def test_a_model_that_is_not_built_is_built_by_fit():
 def test_a_model_without_anything_to_prune_is_refused_in_one_line(make, match):
     for prune in (
         lambda model: pk.prune(model, 0.5, allocation="uniform"),
-        lambda model: pk.Pruner(model, pk.OneShot(sparsity=0.5), allocation="uniform"),
+        lambda model: pk.Pruner(model, pk.schedules.OneShot(sparsity=0.5), allocation="uniform"),
     ):
         with pytest.raises(ValueError, match=match) as refused:
             prune(make())
@@ -285,7 +285,7 @@ def test_what_is_no_model_is_refused(value):
         pk.inspect,
         pk.cost,
         lambda model: pk.prune(model, 0.5, allocation="uniform"),
-        lambda m: pk.Pruner(m, pk.OneShot(), allocation="uniform"),
+        lambda m: pk.Pruner(m, pk.schedules.OneShot(), allocation="uniform"),
     ):
         with pytest.raises(TypeError, match="prunekit works on Keras 3 models. Received: ") as refused:
             use(value)
@@ -325,7 +325,7 @@ def test_a_hundred_million_weights_are_pruned_in_fit_and_at_once():
     report = pk.prune(model, 0.9, allocation="uniform")
     assert report.zeros == 90_000_000 == report.parameters - np.count_nonzero(model.weights[0].numpy())
     model.compile("sgd", "mse")
-    callback = pk.PruningCallback(pk.OneShot(sparsity=0.95), allocation="uniform")
+    callback = pk.PruningCallback(pk.schedules.OneShot(sparsity=0.95), allocation="uniform")
     ones = np.ones((2, 10_000), "float32")
     model.fit(ones, ones, batch_size=1, verbose=0, callbacks=[callback])
     assert callback.pruner.sparsity == 0.95 and not any(callback.pruner.audit().values())

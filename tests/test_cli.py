@@ -50,7 +50,7 @@ class FakeEvent:
 @pytest.fixture
 def runner(monkeypatch, tmp_path):
     """A runner that trains nothing and remembers how it was called."""
-    fake = types.SimpleNamespace(calls=[], error=None, identical=True, ExpectationFailed=Failure)
+    fake = types.SimpleNamespace(calls=[], error=None, identical=True, ExpectationError=Failure)
 
     def compress(recipe, model, data, output, *, force, trust, progress, resume, checkpoint_every):
         fake.calls.append((recipe, model, output, force, trust, resume, checkpoint_every))

@@ -92,7 +92,7 @@ def test_several_inputs_stand_under_their_names(run):
         ),
         (
             ["-o", "my files", "--format", "int16", "--data", "d.npz", "--label", "y"],
-            "prunekit quantize net.keras --data d.npz --label y -o 'my files/net.tflite' --activations 16.",
+            "prunekit quantize net.keras --data d.npz --label y -o 'my files/net.tflite' --activation-bits 16.",
         ),
         (["-o", "new.tflite", "--format", "int4"], "prunekit quantize net.keras --data DATA -o new.tflite --bits 4."),
         (["-o", "d.npz", "--format", "keras"], "-o takes a folder, or the name of a .tflite or .keras file."),

@@ -67,7 +67,7 @@ def test_the_keras_model_is_written_with_its_weights_on_grids(quantize):
     import keras
     import numpy as np
 
-    code, _, _ = quantize("--bits", "3", "--keras", "models/new.keras", "--activations", "float")
+    code, _, _ = quantize("--bits", "3", "--keras", "models/new.keras", "--activation-bits", "float")
     model = keras.models.load_model("models/new.keras")
     assert code == 0 and model.name == "net"
     for layer in model.layers:
@@ -97,7 +97,7 @@ def test_the_model_is_not_the_file_to_write(run, stored):
 
 
 def test_options_are_those_of_python(quantize):
-    options = ("--method", "nearest", "--ranges", "minmax", "--exclude", "out", "--bits", "4")
+    options = ("--method", "nearest", "--activation-ranges", "minmax", "--exclude", "out", "--bits", "4")
     code, out, _ = quantize(*options, "--json")
     report = json.loads(out)["report"]
     assert code == 0 and report["method"] == "nearest"
@@ -109,7 +109,7 @@ def test_options_are_those_of_python(quantize):
 def test_integer_inputs_and_outputs_are_written_where_asked(quantize, bits):
     from ai_edge_litert.interpreter import Interpreter
 
-    code, _, _ = quantize("--integer-io", "--activations", bits)
+    code, _, _ = quantize("--integer-io", "--activation-bits", bits)
     interpreter = Interpreter(model_path="new.tflite")
     found = [*interpreter.get_input_details(), *interpreter.get_output_details()]
     assert code == 0 and [one["dtype"].__name__ for one in found] == [f"int{bits}"] * 2
@@ -142,9 +142,9 @@ def test_force_replaces_an_existing_file(quantize):
         ({"output": "new.keras"}, ["--keras", "new.keras"], "--keras names a new file; -o is another one."),
         ({"output": "new.keras"}, ["--integer-io"], "--integer-io is about LiteRT files"),
         ({}, ["--integer-io", "--uint8-io"], "--uint8-io makes the integer inputs and outputs uint8."),
-        ({}, ["--uint8-io", "--activations", "16"], "--uint8-io is about activations of 8 bits."),
+        ({}, ["--uint8-io", "--activation-bits", "16"], "--uint8-io is about activations of 8 bits."),
         ({"output": "new.keras"}, ["--sparse"], "--sparse is about LiteRT files"),
-        ({}, ["--sparse", "--activations", "float"], "--sparse is about kernels of integer operations"),
+        ({}, ["--sparse", "--activation-bits", "float"], "--sparse is about kernels of integer operations"),
         ({"data": "gone.npz"}, [], "gone.npz"),
         (
             {"data": "d.npy"},
@@ -155,12 +155,16 @@ def test_force_replaces_an_existing_file(quantize):
         ({"data": "nan.npz"}, [], "NaN"),
         ({}, ["--bits", "9"], "9 is not in the range 2<=x<=8"),
         ({}, ["--bits", "1"], "1 is not in the range 2<=x<=8"),
-        ({}, ["--activations", "4"], "'4' is not one of '8'"),
+        ({}, ["--activation-bits", "4"], "'4' is not one of '8'"),
         ({}, ["--group-size", "32"], "--group-size is about files that compute in floating point"),
-        ({}, ["--group-size", "8", "--activations", "float"], "16 or more: for fewer, scales take more bytes"),
+        ({}, ["--group-size", "8", "--activation-bits", "float"], "16 or more: for fewer, scales take more bytes"),
         ({}, ["--method", "awk"], "'awk' is not one of 'auto', 'nearest', 'gptq', 'awq'"),
-        ({}, ["--ranges", "mes"], "`activation_ranges` is one of minmax, mse, percentile:0.9999. Received: 'mes'."),
-        ({}, ["--ranges", "percentile:2"], 'write "percentile:0.9999"'),
+        (
+            {},
+            ["--activation-ranges", "mes"],
+            "`activation_ranges` is one of minmax, mse, percentile:0.9999.",
+        ),
+        ({}, ["--activation-ranges", "percentile:2"], 'write "percentile:0.9999"'),
         ({}, ["--exclude", "hiden"], "Did you mean 'hidden'"),
         ({}, ["--exclude", "*"], "has no weights to quantize"),
         ({}, ["--keras", "new.h5"], "takes the name of a .keras file. Received: 'new.h5'."),
@@ -311,11 +315,11 @@ def test_a_full_integer_file_has_no_layer_in_floating_point(run, stored):
     found = json.loads(out)
     assert (code, found["report"]["left_float"], found["file"]["left_float"]) == (0, [], [])
     assert_mistake(run(*arguments, "-o", "new.keras"), "--full-integer is about LiteRT files")
-    assert_mistake(run(*arguments, "-o", "n.tflite", "--activations", "float"), "compute with integers alone")
+    assert_mistake(run(*arguments, "-o", "n.tflite", "--activation-bits", "float"), "compute with integers alone")
 
 
 def test_groups_of_inputs_have_scales_of_their_own(quantize):
-    code, out, err = quantize("--bits", "4", "--group-size", "16", "--activations", "float", "--json")
+    code, out, err = quantize("--bits", "4", "--group-size", "16", "--activation-bits", "float", "--json")
     rows = json.loads(out)["report"]["weights"]
     assert (code, err) == (0, "") and [(row["scales"], row["group_size"]) for row in rows] == [(96, 16), (12, 16)]
     code, out, _ = quantize("--bits", "4", "--group-size", "16", "--json", output="new.keras")

@@ -340,8 +340,8 @@ class TestFewerLayers:
         [
             (["remove-blocks", "net.keras", "-o", "new.keras"], "Missing option '--data'"),
             (
-                ["remove-blocks", "net.keras", "-o", "new.keras", "--data", "data.npz", "--number", "5"],
-                "number=5; 2 can",
+                ["remove-blocks", "net.keras", "-o", "new.keras", "--data", "data.npz", "--blocks", "5"],
+                "blocks=5; 2 can",
             ),
             (["remove-blocks", "gone.keras", "-o", "new.keras", "--data", "data.npz"], "gone.keras: no such file."),
             (["simplify", "net.keras", "-o", "net.keras"], "-o names a new file; MODEL is another one."),
@@ -364,11 +364,11 @@ def test_memory_is_that_of_python_in_megabytes(run, stored, monkeypatch, command
     monkeypatch.setattr(layerwise, "walk", lambda *args: given.append(args[-1]) or plain(*args))
     size = {"prune": ["--sparsity", "0.5"], "shrink": ["--channels", "0.5"], "quantize": ["--bits", "4"]}[command]
     output = "new.tflite" if command == "quantize" else "new.keras"
-    code, _, err = run(command, stored, *size, "--data", "d.npz", "--memory", "3", "-o", output)
+    code, _, err = run(command, stored, *size, "--data", "d.npz", "--memory", "3MB", "-o", output)
     assert code == 0, err
     assert set(given) == {3e6}
 
 
 def test_memory_without_a_repair_is_refused(run, stored):
-    found = run("shrink", stored, "--channels", "nonzero", "--memory", "5", "-o", "new.keras")
+    found = run("shrink", stored, "--channels", "nonzero", "--memory", "5MB", "-o", "new.keras")
     assert_mistake(found, "Received: --memory, which would have no effect.")

@@ -15,8 +15,9 @@ PACKAGE = Path(prunekit.__file__).parent
 
 # The order of the package's own files and folders: what all may import stands first.
 TOP = (
-    "version missing_packages lazy_names suggestions registry sparsity anatomy core initialization techniques "
-    "training_tools delivery operations interop recipe doctor options terminal commands cli __main__"
+    "version missing_packages lazy_names suggestions keyword_options registry sparsity anatomy core initialization "
+    "techniques training_tools delivery operations interop recipe doctor options terminal commands cli __main__ "
+    "schedules criteria allocations patterns policies penalties ranges reports errors"
 ).split()
 ENTRY = re.compile(r"^- `(\w+)`: \S", re.MULTILINE)
 
@@ -45,7 +46,7 @@ RANKS = {name: rank for rank, name in enumerate(NAMES)}
 # Their `__init__` holds public names, loaded on first use: `pk.Pruner`, `pk.gradients.hvp`, `pk.loops.TapeLoop`. It is
 # for users: no module of prunekit imports from it. All other folders have a docstring alone.
 FACADES = {
-    "": "__main__",
+    "": "errors",
     "training_tools/gradients": "diagnosis",
     "training_tools/loops": "tape_loop",
     "interop/tfmot": "conversion",

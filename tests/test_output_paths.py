@@ -38,7 +38,7 @@ def files(tmp_path, monkeypatch):
 def of_python(name, model, x, y, place):
     """Calls one of the functions that write."""
     if name.startswith("quantized"):
-        pk.quantize(keras.models.clone_model(model), x, activations=None).export(f"{place}{name[9:]}")
+        pk.quantize(keras.models.clone_model(model), x, activation_bits="float").export(f"{place}{name[9:]}")
     elif name == "sensitivity":
         pk.sensitivity(model, (x, y), sparsity=0.5, output=place)
     elif name == "compress":
@@ -47,7 +47,7 @@ def of_python(name, model, x, y, place):
         recipe = {**RECIPE, "variables": {"final": 0.5}, "steps": [{"prune": {"sparsity": "$final"}}]}
         pk.sweep(recipe, {"final": [0.5, 0.6]}, place)
     else:
-        pk.signal_picture(pk.initializers.signal_report(model, x), f"{place}.png")
+        pk.reports.signal_picture(pk.initializers.signal_report(model, x), f"{place}.png")
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no virtual file system")

@@ -64,7 +64,9 @@ OPERATIONS = {
 ON_TENSORFLOW = {
     "export to LiteRT": lambda folder: exported(folder, "litert"),
     "quantize": lambda folder: pk.quantize(network(), (X, Y)).export(folder / "net.tflite"),
-    "quantize for Keras": lambda folder: pk.quantize(network(), (X, Y), activations=None).export(folder / "net.keras"),
+    "quantize for Keras": lambda folder: pk.quantize(network(), (X, Y), activation_bits="float").export(
+        folder / "net.keras"
+    ),
 }
 
 

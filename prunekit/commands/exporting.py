@@ -17,7 +17,7 @@ from prunekit.terminal import console, load_keras_quietly
 
 _FILES = (".keras", ".tflite")
 # Parts of the names of formats that ask for other integers than 8 bits -> options of `prunekit quantize`.
-_INTEGERS = {"int4": ("--bits", "4"), "int16": ("--activations", "16"), "16x8": ("--activations", "16")}
+_INTEGERS = {"int4": ("--bits", "4"), "int16": ("--activation-bits", "16"), "16x8": ("--activation-bits", "16")}
 
 
 @click.command()
@@ -34,7 +34,7 @@ _INTEGERS = {"int4": ("--bits", "4"), "int16": ("--activations", "16"), "16x8": 
     "may be left out for a file.",
 )
 @data_options("Examples on which files and model are compared")
-@examples_option(256)
+@examples_option
 @click.option("--name", metavar="NAME", help="Names of the files in DIR, without endings.  [default: that of MODEL]")
 @click.option("--batch-size", type=AtLeast(1), help="Fixes the batch size of LiteRT files.")
 @force_option

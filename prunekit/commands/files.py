@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,9 @@ from typing import Any
 import click
 
 from prunekit.commands.output import check_new, note_new_folder
-from prunekit.options import AtLeast
+from prunekit.options import assignments
 
 Command = Callable[..., Any]
-
-# Default of --memory: 1 GB, as in Python.
-MEGABYTES = 1000
 
 
 def with_options(*options: Command) -> Callable[[Command], Command]:
@@ -31,17 +29,60 @@ def with_options(*options: Command) -> Callable[[Command], Command]:
 force_option = click.option("--force", is_flag=True, help="Replace an existing file.")
 
 
-def examples_option(default: int) -> Command:
-    text = f"Examples to read of --data.  [default: {default}]"
-    return click.option("--examples", type=click.IntRange(1), default=default, help=text)
+examples_option = click.option(
+    "--examples", type=click.IntRange(1), default=1024, help="Examples to read of --data.  [default: 1024]"
+)
+
+
+class Bytes(click.ParamType):
+    """A number of bytes: 1e9, 500MB or 1GB."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Returns the number of bytes."""
+        if isinstance(value, float):
+            return value
+        number, unit = re.fullmatch(r"(.*?)\s*([kMG]B)?", value, re.DOTALL).groups()  # type: ignore[union-attr]
+        try:
+            count = float(number) * {None: 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+        except ValueError:
+            count = 0.0
+        # A bare number of megabytes would be far too few bytes.
+        if not 1e4 <= count < float("inf"):
+            self.fail(f"expected bytes, such as 500MB, 1GB or 1e9. Received: {value!r}.", param, ctx)
+        return count
 
 
 memory_option = click.option(
     "--memory",
-    type=AtLeast(1),
-    default=MEGABYTES,
-    help=f"Megabytes of activations to keep; less takes more time.  [default: {MEGABYTES}]",
+    type=Bytes(),
+    default=1e9,
+    metavar="BYTES",
+    help="Activations to keep, such as 500MB; less takes more time.  [default: 1GB]",
 )
+
+
+def misfits_option(default: str, text: str) -> Command:
+    """Returns the option --misfits with the help text `text`."""
+    return click.option(
+        "--misfits", type=click.Choice(["error", "skip"]), default=default, help=f"{text}.  [default: {default}]"
+    )
+
+
+def other_option(example: str) -> Command:
+    """Returns the option --set, for what the Python function can and the command has no option for."""
+    text = f"Any other option of the Python function, such as {example}. May be repeated."
+    return click.option("--set", "others", metavar="NAME=VALUE", multiple=True, callback=assignments, help=text)
+
+
+def other_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Takes what --set was given out of the options, and returns it; UsageError if an option has its own name."""
+    others: dict[str, Any] = options.pop("others")
+    for name in others:
+        if name in options:
+            raise click.UsageError(f"--set is for options without a name here. Received: {name}. Use its own option.")
+    return others
 
 
 def pattern_options(verb: str, matched: str) -> Callable[[Command], Command]:

@@ -16,6 +16,9 @@ from prunekit.commands.files import (
     examples_option,
     force_option,
     memory_option,
+    misfits_option,
+    other_option,
+    other_options,
     pattern_options,
     read_examples,
     showing_progress,
@@ -25,7 +28,7 @@ from prunekit.commands.output import print_json, print_sections
 from prunekit.options import json_option
 from prunekit.terminal import load_keras_quietly
 
-_ACTIVATIONS = {"8": 8, "16": 16, "float": None}
+_ACTIVATION_BITS = {"8": 8, "16": 16, "float": "float"}
 
 
 @click.command()
@@ -39,20 +42,20 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
 )
 @click.option("--keras", metavar="NEW.keras", help="Also write the Keras model whose weights lie on the grids.")
 @data_options("Training examples, for the ranges", required=True)
-@examples_option(512)
+@examples_option
 @click.option(
     "--bits", type=click.IntRange(2, 8), help="Bits of the weights; 2 and 3 take the bytes of 4.  [default: 8]"
 )
 @click.option(
-    "--activations",
-    type=click.Choice(list(_ACTIVATIONS)),
+    "--activation-bits",
+    type=click.Choice(list(_ACTIVATION_BITS)),
     help="Bits of the tensors between layers, or float.  [default: 8; float for a .keras file]",
 )
 @click.option(
     "--group-size",
     type=click.IntRange(1),
     metavar="N",
-    help="A scale for every N inputs of each output, such as 32; with --activations float.",
+    help="A scale for every N inputs of each output, such as 32; with --activation-bits float.",
 )
 @click.option(
     "--method",
@@ -61,7 +64,7 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
     help="How weights are rounded; auto: gptq for fewer than 8 bits or with --sparsity.  [default: auto]",
 )
 @click.option(
-    "--ranges", default="mse", help="Ranges of the tensors: mse, minmax or percentile:0.9999.  [default: mse]"
+    "--activation-ranges", default="mse", help="Ranges of tensors: mse, minmax, percentile:0.9999.  [default: mse]"
 )
 @click.option(
     "--budget",
@@ -71,12 +74,8 @@ _ACTIVATIONS = {"8": 8, "16": 16, "float": None}
 )
 @click.option("--sparsity", type=click.FloatRange(0, 1, max_open=True), help="Prunes before the rounding.")
 @click.option("--pattern", default="unstructured", help="Pattern of these zeros, such as 2:4.  [default: unstructured]")
-@click.option(
-    "--misfits",
-    type=click.Choice(["skip", "error"]),
-    default="skip",
-    help="Layers without integers: skip leaves them in floating point, error refuses MODEL.  [default: skip]",
-)
+@misfits_option("skip", "Layers without integers: skip leaves them in floating point, error refuses MODEL")
+@other_option("equalize=true")
 @click.option(
     "--full-integer",
     is_flag=True,
@@ -99,8 +98,7 @@ def quantize(  # noqa: PLR0913
     examples: int,
     bits: int | None,
     budget: int | None,
-    activations: str | None,
-    ranges: str,
+    activation_bits: str | None,
     integer_io: bool,
     uint8_io: bool,
     sparse: bool,
@@ -113,7 +111,8 @@ def quantize(  # noqa: PLR0913
     MODEL is a .keras file; it is not changed. The ranges of the tensors between layers are chosen from the examples;
     weights of fewer than 8 bits are fitted to what each layer computes on them. The file is run and compared with the
     model before it is kept."""
-    activations = activations or ("float" if output.endswith(".keras") else "8")
+    others = other_options(options)
+    activation_bits = activation_bits or ("float" if output.endswith(".keras") else "8")
     litert_only = {
         "--budget": budget is not None,
         "--full-integer": options["full_integer"],
@@ -123,10 +122,11 @@ def quantize(  # noqa: PLR0913
     }
     if budget is not None and bits is not None:
         raise click.UsageError("--budget chooses the bits of each weight. Leave --bits out.")
-    _check_format(output, activations, options["group_size"], [name for name, given in litert_only.items() if given])
+    _check_format(
+        output, activation_bits, options["group_size"], [name for name, given in litert_only.items() if given]
+    )
     _check_names(model, output, keras, force)
-    options |= {"activations": _ACTIVATIONS[activations], "activation_ranges": ranges}
-    options["memory"] *= 1e6
+    options |= {"activation_bits": _ACTIVATION_BITS[activation_bits], **others}
     load_keras_quietly()
     from prunekit.anatomy.files.model_files import load_model
     from prunekit.delivery.integers.integer_report import IntegerExportError
@@ -141,7 +141,7 @@ def quantize(  # noqa: PLR0913
             choice = choose_bits(found, given, budget=budget, progress=progress, **options)
     weights = (bits or 8) if choice is None else choice.bits
     with showing_progress("Quantized", shown=True) as progress:
-        done = quantize_model(found, given, progress=progress, weights=weights, **options)
+        done = quantize_model(found, given, progress=progress, bits=weights, **options)
     kinds = "uint8" if uint8_io else ("inputs", "outputs") if integer_io else ()
     try:
         exported = done.export(output, integer_io=kinds, sparse=sparse)
@@ -151,9 +151,9 @@ def quantize(  # noqa: PLR0913
         write_model(done.model, Path(keras))
     if as_json:
         chosen = {} if choice is None else {"choice": choice.to_dict()}
-        print_json({"path": output, **chosen, "report": done.report.to_dict(), "file": exported.to_dict()})
+        print_json({"path": output, **chosen, "report": done.to_dict(), "file": exported.to_dict()})
     else:
-        _show(choice, done.report, exported)
+        _show(choice, done, exported)
     return 0
 
 
@@ -168,7 +168,7 @@ def _show(choice: Any, report: Any, exported: Any) -> None:
     click.echo(f"\n{report.verdict()}\n{exported.verdict()}")
 
 
-def _check_format(output: str, activations: str, group_size: int | None, litert_only: Sequence[str]) -> None:
+def _check_format(output: str, activation_bits: str, group_size: int | None, litert_only: Sequence[str]) -> None:
     """Raises a usage error where the format of the output cannot have what the options ask for."""
     if output.endswith(".keras") and litert_only:
         raise click.UsageError(
@@ -176,18 +176,20 @@ def _check_format(output: str, activations: str, group_size: int | None, litert_
         )
     if {"--integer-io", "--uint8-io"} <= set(litert_only):
         raise click.UsageError("--uint8-io makes the integer inputs and outputs uint8. Leave --integer-io out.")
-    if activations != "8" and "--uint8-io" in litert_only:
-        raise click.UsageError(f"--uint8-io is about activations of 8 bits. Received: --activations {activations}.")
-    if activations == "float" and "--full-integer" in litert_only:
+    if activation_bits != "8" and "--uint8-io" in litert_only:
         raise click.UsageError(
-            "--full-integer is about files that compute with integers alone. Leave --activations float out."
+            f"--uint8-io is about activations of 8 bits. Received: --activation-bits {activation_bits}."
         )
-    if activations == "float" and "--sparse" in litert_only:
-        raise click.UsageError("--sparse is about kernels of integer operations. Leave --activations float out.")
-    if activations != "float" and group_size is not None:
+    if activation_bits == "float" and "--full-integer" in litert_only:
+        raise click.UsageError(
+            "--full-integer is about files that compute with integers alone. Leave --activation-bits float out."
+        )
+    if activation_bits == "float" and "--sparse" in litert_only:
+        raise click.UsageError("--sparse is about kernels of integer operations. Leave --activation-bits float out.")
+    if activation_bits != "float" and group_size is not None:
         raise click.UsageError(
             f"--group-size is about files that compute in floating point: no integer kernel of LiteRT reads scales of "
-            f"groups. Received: --activations {activations}. Pass --activations float."
+            f"groups. Received: --activation-bits {activation_bits}. Pass --activation-bits float."
         )
 
 

@@ -10,13 +10,15 @@ from typing import Any
 import click
 
 from prunekit.commands.files import (
-    MEGABYTES,
     Command,
     check_files,
     data_options,
     examples_option,
     force_option,
     memory_option,
+    misfits_option,
+    other_option,
+    other_options,
     pattern_options,
     read_examples,
     showing_progress,
@@ -35,7 +37,7 @@ def _options_of_a_removal(verb: str, matched: str) -> Callable[[Command], Comman
     return with_options(
         _output_option,
         data_options("Training examples, which repair the model"),
-        examples_option(1024),
+        examples_option,
         click.option(
             "--repair",
             type=click.Choice(["weights", "outputs", "none"]),
@@ -60,6 +62,8 @@ def _options_of_a_removal(verb: str, matched: str) -> Callable[[Command], Comman
     "--pattern", default="unstructured", help="unstructured, 2:4, block:4x1 or channel.  [default: unstructured]"
 )
 @click.option("--allocation", default="auto", help="auto, uniform, global, erk, lamp, layer_error.  [default: auto]")
+@misfits_option("error", "Weights that the pattern does not fit: error refuses MODEL, skip leaves them out")
+@other_option("keep_one=false")
 @_options_of_a_removal("prune", "Layers and weights")
 def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, **options: Any) -> int:
     """Prune a model once, without training.
@@ -67,7 +71,7 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
     MODEL is a .keras file; it is not changed. NEW.keras holds the pruned model without its optimizer. The kept weights
     are fitted to what each layer computed before, on --data or else on random signals. To prune while training, to
     export, or to read other kinds of data, use a recipe: prunekit init."""
-    options["memory"] *= 1e6
+    others = other_options(options)
     check_files(model, output, force)
     found, data = _loaded(model, options)
     from prunekit.anatomy.records.reports import choices_sections, layer_error_section
@@ -75,7 +79,7 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
     from prunekit.operations.prune import prune as prune_model
 
     with showing_progress("Pruned", shown=True) as progress:
-        done = prune_model(found, sparsity, data, progress=progress, **options)
+        done = prune_model(found, sparsity, data, progress=progress, **options, **others)
     write_model(found, Path(output))
     if as_json:
         print_json({"path": output, "report": done.to_dict()})
@@ -125,7 +129,7 @@ class _Channels(click.ParamType):
 @click.option("--bytes", type=float, help="Fraction of the bytes of the LiteRT file (float32) to keep.")
 @click.option("--latency", type=float, help="Fraction of the file's latency on this machine (one thread) to keep.")
 @click.option("--criterion", default="auto", help="As for prune; mean_activation ... with --data.  [default: auto]")
-@click.option("--allocation", default="auto", help="auto, uniform, alike or global.  [default: auto]")
+@click.option("--allocation", default="auto", help="auto, uniform, per_kind or global.  [default: auto]")
 @click.option(
     "--multiple",
     type=click.IntRange(1),
@@ -139,6 +143,7 @@ class _Channels(click.ParamType):
     help="Also remove channels where that is an approximation. May be repeated.",
 )
 @input_shape_option
+@other_option("minimum=4")
 @_options_of_a_removal("shrink", "Layers")
 def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) -> int:
     """Remove channels: a smaller, faster model.
@@ -147,28 +152,24 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
     says how much is kept; for the last two, LiteRT files of several smaller models are made and measured. NEW.keras
     holds the smaller model without its optimizer. The kept weights are fitted to what each layer computed before, on
     --data or else on random signals. `prunekit inspect --groups` shows which channels can be removed."""
+    others = other_options(options)
     targets = {name: options.pop(name) for name in _TARGETS}
     asked = {name: value for name, value in targets.items() if value is not None}
     if len(asked) != 1:
         received = " and ".join(f"--{name}" for name in asked) or "none"
         listed = ", ".join(f"--{name}" for name in _TARGETS)
         raise click.UsageError(f"Pass exactly one of {listed}. Received: {received}.")
-    options["memory"] *= 1e6
     nonzero = asked.get("channels") == _NONZERO
     if nonzero:
         _check_nonzero(options)
     check_files(model, output, force)
     found, data = _loaded(model, options)
     if nonzero:
-        from prunekit.operations.remove_zero_channels import remove_zero_channels
+        options = {name: options[name] for name in ("multiple", "include", "exclude", "approximate")}
+    from prunekit.operations.shrink import shrink as shrink_model
 
-        kept = {name: options[name] for name in ("multiple", "include", "exclude", "approximate")}
-        smaller, report = remove_zero_channels(found, data=data, **kept)
-    else:
-        from prunekit.operations.shrink import shrink as shrink_model
-
-        with showing_progress("Shrinking", shown=True) as progress:
-            smaller, report = shrink_model(found, data=data, progress=progress, **asked, **options)
+    with showing_progress("Shrinking", shown=True) as progress:
+        smaller, report = shrink_model(found, data=data, progress=progress, **asked, **options, **others)
     return _written(smaller, report, output, as_json)
 
 
@@ -194,13 +195,13 @@ def simplify(model: str, output: str, force: bool, as_json: bool) -> int:
 @click.command()
 @click.argument("model")
 @_output_option
-@click.option("--number", type=click.IntRange(1), default=1, help="How many blocks to remove.  [default: 1]")
+@click.option("--blocks", type=click.IntRange(1), default=1, help="How many blocks to remove.  [default: 1]")
 @data_options("Training examples", required=True)
-@examples_option(256)
+@examples_option
 @pattern_options("remove", "Blocks, or layers in them,")
 @force_option
 @json_option
-def remove_blocks(model: str, output: str, number: int, force: bool, as_json: bool, **options: Any) -> int:
+def remove_blocks(model: str, output: str, blocks: int, force: bool, as_json: bool, **options: Any) -> int:
     """Remove the blocks that matter least.
 
     A block is a residual branch or a run of layers; those go that change the outputs least. MODEL is a .keras file; it
@@ -215,7 +216,7 @@ def remove_blocks(model: str, output: str, number: int, force: bool, as_json: bo
     data, label, examples = (options.pop(name) for name in ("data", "label", "examples"))
     given = read_examples(data, label, examples, found)
     with showing_progress("Ranking", shown=True) as progress:
-        smaller, report = remove_blocks_of(found, number, given, progress=progress, **options)
+        smaller, report = remove_blocks_of(found, blocks, given, progress=progress, **options)
     return _written(smaller, report, output, as_json)
 
 
@@ -233,7 +234,7 @@ def _written(smaller: Any, report: Any, output: str, as_json: bool) -> int:
 
 
 def _check_nonzero(options: Mapping[str, Any]) -> None:
-    defaults = {"criterion": "auto", "allocation": "auto", "repair": None, "memory": MEGABYTES * 1e6}
+    defaults = {"criterion": "auto", "allocation": "auto", "repair": None, "memory": 1e9}
     given = [f"--{name}" for name, default in defaults.items() if options[name] != default]
     given += ["--input-shape"] if options["inputs"] else []
     if given:

@@ -59,11 +59,11 @@ def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **op
     from prunekit.recipe.state.directory import kept_checkpoints_line
 
     directory = os.path.join("runs", loaded.name) if output is None else output
-    failure: runner.ExpectationFailed | None = None
+    failure: runner.ExpectationError | None = None
     with noting_new_folder(Path(directory).parent), Display() as display:
         try:
             result = runner.compress(loaded, model, None, directory, progress=display, **options)
-        except runner.ExpectationFailed as error:
+        except runner.ExpectationError as error:
             failure, result = error, error.result
         except KeyboardInterrupt:
             click.echo(kept_checkpoints_line(directory), err=True, nl=False)

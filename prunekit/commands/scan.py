@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from prunekit.commands.files import data_options, examples_option, memory_option, misfits_option
 from prunekit.commands.output import noting_new_folder, print_json
 from prunekit.options import AtLeast, json_option
 from prunekit.terminal import console, load_keras_quietly
@@ -38,8 +39,7 @@ class Numbers(click.ParamType):
 
 @click.command()
 @click.argument("model")
-@click.option("--data", metavar="DATA", required=True, help="As for init: digits; a .csv or .npz file; a folder.")
-@click.option("--label", metavar="COLUMN", help="The column or part that holds the labels.")
+@data_options("Training examples to measure on", required=True)
 @click.option(
     "--sparsity",
     type=Numbers(float, "0.5 or 0.5,0.8"),
@@ -60,10 +60,10 @@ class Numbers(click.ParamType):
 )
 @click.option("--include", multiple=True, metavar="PATTERN", help="Layers and weights to scan. May be repeated.")
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Layers and weights to leave. May be repeated.")
-@click.option("--skip-misfits", is_flag=True, help="Leave out weights that the pattern does not fit.")
-@click.option("--examples", type=AtLeast(1), default=1024, help="Training examples to measure on.  [default: 1024]")
+@misfits_option("error", "Weights that the pattern does not fit: error refuses MODEL, skip leaves them out")
+@examples_option
 @click.option("--batch-size", type=AtLeast(1), default=128, help="Examples per batch.  [default: 128]")
-@click.option("--memory", type=AtLeast(1), default=1000, help="Megabytes of activations to keep.  [default: 1000]")
+@memory_option
 @click.option("-o", "--output", metavar="DIR", help="Folder of the scan.  [default: runs/NAME-OF-MODEL-sensitivity]")
 @click.option("--force", is_flag=True, help="Replace a scan of another model, other data or other settings.")
 @json_option
@@ -85,12 +85,10 @@ def sensitivity(model: str, data: str, label: str | None, as_json: bool, **optio
     folder = options.pop("output")
     folder = str(Path("runs", f"{path.stem}-sensitivity")) if folder is None else folder
     levels, bits = ([level for given in options.pop(name) for level in given] for name in ("sparsity", "bits"))
-    misfits = "skip" if options.pop("skip_misfits") else "error"
-    memory = options.pop("memory") * 1e6
     with noting_new_folder(Path(folder)):
         report = scan_named(
             model, data, label, progress=_say, output=folder, sparsity=levels or None, bits=bits or None,
-            misfits=misfits, memory=memory, **options,
+            **options,
         )  # fmt: skip
     if as_json:
         print_json(report.to_dict())

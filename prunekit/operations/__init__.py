@@ -3,7 +3,6 @@
 - `export`: `pk.export`
 - `simplify`: `pk.simplify`
 - `remove_blocks`: `pk.remove_blocks`
-- `remove_zero_channels`: `pk.remove_zero_channels`
 - `shrink`: `pk.shrink`
 - `prune`: `pk.prune`
 - `prune_in_rounds`: `pk.prune_in_rounds`

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.layerwise.layerwise import Progress
+from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.arguments import positive, whole
 from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.bits.bit_choice import BitChoice
@@ -17,12 +18,13 @@ from prunekit.techniques.quantize.bits.bit_scan import (
     weight_levels,
 )
 from prunekit.techniques.quantize.bits.bit_search import BitSearch, budget_problem, metric_value
-from prunekit.techniques.quantize.options import Options, QuantizationOptions
+from prunekit.techniques.quantize.options import FLOAT, QuantizationOptions, RoundingOptions
 from prunekit.techniques.quantize.preparation import Preparation
 
-_OWN_OPTIONS = ("budget", "evaluate", "floor", "candidates", "scan", "memory", "progress")
+_OWN_OPTIONS = ("budget", "evaluate", "floor", "bits", "scan", "memory", "progress")
 
 
+@keyword_options(QuantizationOptions, RoundingOptions)
 def choose_bits(  # noqa: PLR0913
     model: Any,
     data: Any,
@@ -30,13 +32,13 @@ def choose_bits(  # noqa: PLR0913
     budget: int | None = None,
     evaluate: Callable[[Any], float] | None = None,
     floor: float | None = None,
-    candidates: int | Sequence[int | None] = (4, 8),
+    bits: int | Sequence[int | Literal["float"]] = (4, 8),
     scan: Any = None,
     memory: float = 1e9,
     progress: Progress | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[RoundingOptions],
 ) -> BitChoice:
-    """Chooses bits for each weight of a trained model, for `pk.quantize(model, data, weights=choice.bits)`.
+    """Chooses bits for each weight of a trained model, for `pk.quantize(model, data, bits=choice.bits)`.
 
     One weight at a time is rounded to each number of bits, and the change of the model's outputs is measured. With a
     budget, the bits are those whose summed errors are least, exactly. With a floor, the weights with the largest errors
@@ -52,13 +54,14 @@ def choose_bits(  # noqa: PLR0913
         evaluate: Returns a metric of a model, larger = better; called while the model computes on integers. Measure on
             data that are neither trained nor tested on.
         floor: Least metric.
-        candidates: Numbers of bits, 2 to 8, or one of them; with None a weight may stay in floating point under a
-            budget. LiteRT stores up to 4 bits as 4, and up to 8 as 8, so that 2 and 3 bits save no bytes of a file.
+        bits: Numbers of bits to choose from, 2 to 8, or one of them; with "float" a weight may stay in floating point
+            under a budget. LiteRT stores up to 4 bits as 4, and up to 8 as 8, so that 2 and 3 bits save no bytes of a
+            file.
         scan: A sensitivity.json file, a `SensitivityReport`, or its `to_dict()`, of a scan at these numbers of bits;
             None measures the errors on `data`.
         memory: Largest number of bytes of activations that are kept while weights are measured.
         progress: Told of each measured weight: (done, total, name).
-        **options: As for `pk.quantize`, without `weights`.
+        **options: As for `pk.quantize`, without `bits`.
 
     Raises:
         ValueError: Neither or both of budget and floor are given; the budget is below the bytes of the fewest bits; the
@@ -69,8 +72,8 @@ def choose_bits(  # noqa: PLR0913
 
     Source: Shoham & Gersho 1988 (bits of several quantizers under a budget).
     """
-    check_names(options, [*_OWN_OPTIONS, *(name for name in Options.__annotations__ if name != "weights")])
-    levels = _levels(candidates, float_too=budget is None)
+    check_names(options, [*_OWN_OPTIONS, *RoundingOptions.__annotations__])
+    levels = _levels(bits, float_too=budget is None)
     if (budget is None) == (floor is None) or (floor is None) != (evaluate is None):
         raise ValueError(
             "Bits are chosen for a budget of bytes, or for a floor of what `evaluate` returns. Received: "
@@ -84,14 +87,14 @@ def choose_bits(  # noqa: PLR0913
     chosen, tell = QuantizationOptions(**options), progress or (lambda done, total, name: None)
     if chosen.full_integer and None in levels:
         raise ValueError(
-            "With full_integer=True no weight stays in floating point, as it may for a floor or with None among the "
-            f"candidates. Received: floor={floor} and candidates={candidates}. Pass a budget and bits."
+            'With full_integer=True no weight stays in floating point, as it may for a floor or with "float" among '
+            f"the bits. Received: floor={floor} and bits={bits}. Pass a budget and bits."
         )
     preparation = Preparation(model, chosen, data)
     problem = None if most is None else budget_problem(preparation, levels, most)
     if problem is not None:
         raise ValueError(problem)
-    numbers, most_memory = [bits for bits in levels if bits is not None], positive("memory", memory)
+    numbers, most_memory = [level for level in levels if level is not None], positive("memory", memory)
     if scan is None:
         errors = measured_errors(preparation, numbers, most_memory, tell)
     else:
@@ -101,12 +104,13 @@ def choose_bits(  # noqa: PLR0913
     return search.within(most) if most is not None else search.reaching(least, evaluate)  # type: ignore[arg-type]
 
 
-def _levels(candidates: int | Sequence[int | None], *, float_too: bool) -> tuple[int | None, ...]:
-    candidates = (int(candidates),) if isinstance(candidates, Integral) else candidates
-    if isinstance(candidates, str) or not isinstance(candidates, Iterable):
-        raise TypeError(f"`candidates` are numbers of bits, such as (4, 8), or None. Received: {candidates!r}.")
-    candidates = tuple(candidates)
-    numbers = sorted({whole("candidates", bits) for bits in candidates if bits is not None})
-    if not numbers or not all(2 <= bits <= 8 for bits in numbers):
-        raise ValueError(f"`candidates` are numbers of bits, 2 to 8, or None. Received: {candidates!r}.")
-    return (*numbers, None) if float_too or None in candidates else tuple(numbers)
+def _levels(bits: Any, *, float_too: bool) -> tuple[int | None, ...]:
+    """Returns the numbers of bits in ascending order, and None if a weight may stay in floating point."""
+    bits = (int(bits),) if isinstance(bits, Integral) else bits
+    if isinstance(bits, str) or not isinstance(bits, Iterable):
+        raise TypeError(f'`bits` are numbers of bits, such as (4, 8), or "float". Received: {bits!r}.')
+    bits = tuple(bits)
+    numbers = sorted({whole("bits", one) for one in bits if one != FLOAT})
+    if not numbers or not all(2 <= one <= 8 for one in numbers):
+        raise ValueError(f'`bits` are numbers of bits, 2 to 8, or "float". Received: {bits!r}.')
+    return (*numbers, None) if float_too or FLOAT in bits else tuple(numbers)

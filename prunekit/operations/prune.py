@@ -12,12 +12,14 @@ from prunekit.anatomy.records.reports import LayerError
 from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import MEMORY, Progress
 from prunekit.core.outputs.baseline import Baseline
+from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.schedules import OneShot
 from prunekit.techniques.pruning.after_training.one_shot import OneShotPruning
-from prunekit.techniques.pruning.masks.options import Options, as_options
+from prunekit.techniques.pruning.masks.options import Options, PruningOptions, as_options
 from prunekit.techniques.pruning.training.pruning_notes import LATER_TRAINING
 
 
+@keyword_options(PruningOptions, Options)
 def prune(
     model,
     sparsity: float,
@@ -54,7 +56,7 @@ def prune(
         progress: Called as progress(done, total, name) after each weight that was pruned layer by layer, and before, as
             progress(done, total, "examples read"), while statistics of layer inputs are formed.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
-            `overrides`, `policy`, `compat`, `misfits`: see `prunekit.techniques.pruning.masks.options.PruningOptions`.
+            `overrides`, `policy`, `compat`, `misfits`: see `pk.PruningOptions`.
 
     Raises:
         ValueError: As for `Pruner`; criterion or repair need data and there are none, or the criterion needs a training

@@ -9,6 +9,7 @@ from prunekit.anatomy.cost.inspection import inspect
 from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.runtime.arguments import require_positive
 from prunekit.core.runtime.optimizers import optimizers_for
+from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.arguments import fraction
 from prunekit.sparsity.schedules import OneShot
 from prunekit.techniques.pruning.after_training.one_shot import OneShotPruning
@@ -27,6 +28,7 @@ from prunekit.techniques.pruning.training.held_masks import holding
 from prunekit.techniques.pruning.training.targeting import resolved_targets
 
 
+@keyword_options(PruningOptions, Options)
 def prune_in_rounds(
     model: Any,
     train: Callable[[Any], Any],
@@ -57,7 +59,7 @@ def prune_in_rounds(
             optimizer's state with its learning-rate schedule (lottery ticket). "learning_rate": the learning-rate
             schedule; weights and slots stay. "none": nothing (fine-tuning).
         optimizer: Keras optimizer of the loop, or a list of optimizers. None = those of the model.
-        **options: Pruning options, see `prunekit.techniques.pruning.masks.options.PruningOptions`.
+        **options: Pruning options, see `pk.PruningOptions`.
 
     Raises:
         ValueError: An argument is out of range, or an option does not go together with rounds; nothing has changed.

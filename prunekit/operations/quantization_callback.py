@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 import numpy as np
@@ -17,11 +17,11 @@ from prunekit.core.training.backup_sync import Resumption
 from prunekit.core.training.last_callback import LastCallback
 from prunekit.core.training.step_counter import StepCounter
 from prunekit.core.training.train_function import callback_list_above
+from prunekit.keyword_options import keyword_options
 from prunekit.operations.quantization_training import QuantizationRun, training_options
-from prunekit.operations.quantize import Quantized
+from prunekit.operations.quantize import QuantizationResult
 from prunekit.sparsity.arguments import whole
-from prunekit.techniques.quantize.quantization_report import QuantizationReport
-from prunekit.techniques.quantize.quantized_model import QuantizedModel
+from prunekit.techniques.quantize.options import QuantizationOptions, TrainingOptions
 from prunekit.techniques.quantize.training.step_functions import StepFunctions
 from prunekit.techniques.quantize.training.training import QuantizationTraining, learning_rate
 
@@ -35,8 +35,8 @@ class QuantizationCallback(keras.callbacks.Callback):
 
     In every training step, weights and the tensors between layers are rounded as the integer file rounds them, batch
     normalizations are folded where it folds them, and the scales of the grids are trained with the weights. Validation
-    in `fit` measures the model on integers. At the end the weights are put on their grids, in place, and `quantized`
-    has the report, the simulation and the export.
+    in `fit` measures the model on integers. At the end the weights are put on their grids, in place, and `report`
+    says what was quantized, simulates the integers, and writes their file.
 
     The model, its optimizer and its compiled functions are modified only while a batch runs: other callbacks save,
     restore and predict with the unmodified model in floating point. A file that ModelCheckpoint saves has these
@@ -45,14 +45,14 @@ class QuantizationCallback(keras.callbacks.Callback):
 
     Args:
         data: Calibration data, from which the ranges at the start are chosen, as `pk.quantize` takes them; None only
-            with activations=None.
+            with activation_bits="float".
         begin_step: Optimizer update at which quantization begins; the training before it is in floating point.
         freeze_step: Optimizer update from which batch normalizations compute with their moving statistics, as in the
             file. None = after four fifths of the training; -1 = never.
         range_learning_rate: Learning rate of the ranges, about the largest relative change of a scale in one update.
-        **options: `weights` (bits, 8), `activations` (8, 16 or None), `group_size`, `weight_ranges`,
+        **options: `bits` (8), `activation_bits` (8, 16 or "float"), `group_size`, `weight_ranges`,
             `activation_ranges`, `include`, `exclude`, `misfits`, `full_integer`: see
-            `prunekit.techniques.quantize.options.QuantizationOptions`.
+            `pk.QuantizationOptions`.
 
     Raises:
         ValueError: An option has a wrong value; in `fit`, before the first update: the model is not built, its layers
@@ -64,6 +64,7 @@ class QuantizationCallback(keras.callbacks.Callback):
         arXiv:1902.08153 (LSQ, trained scales).
     """
 
+    @keyword_options(QuantizationOptions, TrainingOptions)
     def __init__(
         self,
         data: Any = None,
@@ -71,7 +72,7 @@ class QuantizationCallback(keras.callbacks.Callback):
         begin_step: int = 0,
         freeze_step: int | None = None,
         range_learning_rate: float = 1e-3,
-        **options: Any,
+        **options: Unpack[TrainingOptions],
     ):
         super().__init__()
         self.options = training_options(options)
@@ -88,7 +89,7 @@ class QuantizationCallback(keras.callbacks.Callback):
         self.resumption = Resumption()
         self.notes: list[str] = []
         self._run: QuantizationRun | None = None
-        self._quantized: Quantized | None = None
+        self._report: QuantizationResult | None = None
         self._counter: StepCounter | None = None
         self._functions: StepFunctions | None = None
         self._freezes_at: int | None = None
@@ -99,21 +100,11 @@ class QuantizationCallback(keras.callbacks.Callback):
         self._last: LastCallback | None = None
 
     @property
-    def quantized(self) -> Quantized:
-        """The result of the last `fit`: `.report`, `.simulating()`, `.export(path)`; RuntimeError before its end."""
-        if self._quantized is None:
-            raise RuntimeError("`quantized` and `report` exist once `fit` has ended with this callback.")
-        return self._quantized
-
-    @property
-    def quantized_model(self) -> QuantizedModel:
-        """What `quantized` exports: placement, grids and report of the last `fit`."""
-        return self.quantized.found
-
-    @property
-    def report(self) -> QuantizationReport:
-        """The report of the last `fit`."""
-        return self.quantized.report
+    def report(self) -> QuantizationResult:
+        """The result of the last `fit`, with `.simulating()` and `.export(path)`; RuntimeError before its end."""
+        if self._report is None:
+            raise RuntimeError("`report` exists once `fit` has ended with this callback.")
+        return self._report
 
     # ---- events of `fit` ---------------------------------------------------------------------------------------------
 
@@ -144,7 +135,7 @@ class QuantizationCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """See Keras."""
-        self.notes, self._quantized, self._best, self._begun = [], None, None, False
+        self.notes, self._report, self._best, self._begun = [], None, None, False
         self._fitting = True
         optimizers = self._work.optimizers
         if self._counter is None:
@@ -249,7 +240,7 @@ class QuantizationCallback(keras.callbacks.Callback):
         if self._functions is not None:
             self._functions.keep()
             self._functions = None
-        self._quantized = self._running.finish(self.notes)
+        self._report = self._running.finish(self.notes)
 
     # ---- what an interrupted `fit` goes on from ----------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -16,34 +16,23 @@ from prunekit.core.runtime.snapshot import Snapshot
 from prunekit.core.training import distribution
 from prunekit.core.training.train_function import fresh_forward_functions, fresh_functions
 from prunekit.delivery.integers.integer_writing import KnownOutputs
-from prunekit.operations.quantize import Quantized, first_examples, outputs_of
+from prunekit.keyword_options import keyword_options
+from prunekit.operations.quantize import QuantizationResult, first_examples, outputs_of
 from prunekit.suggestions import check_names
-from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.options import QuantizationOptions, TrainingOptions
 from prunekit.techniques.quantize.training.training import QuantizationTraining
 
-# Options of `pk.quantize` that say what becomes integers; the others say how weights are rounded without training.
-TRAINING_OPTIONS = (
-    "weights",
-    "activations",
-    "group_size",
-    "weight_ranges",
-    "activation_ranges",
-    "include",
-    "exclude",
-    "misfits",
-    "full_integer",
-)
 # Entry of a state: batch normalizations are frozen.
 _FROZEN = "frozen"
 
 
-def training_options(options: dict[str, Any]) -> QuantizationOptions:
+def training_options(options: TrainingOptions) -> QuantizationOptions:
     """Returns the options of a quantization in training.
 
     Raises:
         TypeError, ValueError: An option is unknown or has a wrong value.
     """
-    check_names(options, TRAINING_OPTIONS)
+    check_names(options, tuple(TrainingOptions.__annotations__))
     return QuantizationOptions(method="nearest", **options)
 
 
@@ -69,7 +58,7 @@ class QuantizationRun:
     def _keep_outputs(self) -> None:
         self._before = None if self._samples is None else outputs_of(self.model, self._samples)
 
-    def finish(self, notes: Sequence[str] = ()) -> Quantized:
+    def finish(self, notes: Sequence[str] = ()) -> QuantizationResult:
         """Puts the weights on their grids."""
         if not self.work.begun:
             self._keep_outputs()
@@ -77,7 +66,7 @@ class QuantizationRun:
         baseline = None if self._data is None else Baseline(self.model, self._data)
         found = self.work.finish(notes)
         known = KnownOutputs(self._before)
-        return Quantized(found if baseline is None else found.with_damage(baseline), self._samples, known)
+        return QuantizationResult(found if baseline is None else found.with_damage(baseline), self._samples, known)
 
 
 class Quantizer:
@@ -96,7 +85,7 @@ class Quantizer:
 
     Args:
         model: A built Keras model.
-        data: Calibration data, as `pk.quantize` takes them; None only with activations=None.
+        data: Calibration data, as `pk.quantize` takes them; None only with activation_bits="float".
         optimizer: The Keras optimizer of the loop, or a list of optimizers. None uses those of the model.
         range_learning_rate: As for `QuantizationCallback`.
         **options: As for `QuantizationCallback`.
@@ -107,8 +96,15 @@ class Quantizer:
         TypeError: An option is unknown, or `model` is not a Keras 3 model.
     """
 
+    @keyword_options(QuantizationOptions, TrainingOptions)
     def __init__(
-        self, model: Any, data: Any = None, optimizer: Any = None, *, range_learning_rate: float = 1e-3, **options: Any
+        self,
+        model: Any,
+        data: Any = None,
+        optimizer: Any = None,
+        *,
+        range_learning_rate: float = 1e-3,
+        **options: Unpack[TrainingOptions],
     ):
         chosen = training_options(options)
         chosen.with_data(data)
@@ -119,7 +115,7 @@ class Quantizer:
                 "The scales are updated whenever an optimizer updates the weights. Received: a model without an "
                 "optimizer. Compile the model, or pass the Keras optimizer of your loop as `optimizer`."
             )
-        self._quantized: Quantized | None = None
+        self._quantized: QuantizationResult | None = None
         self._run.begin()
         self._attached = contextlib.ExitStack()
         self._attach()
@@ -185,7 +181,7 @@ class Quantizer:
         if self._quantized is not None:
             raise RuntimeError(f"Quantizer.{method}() was called after finish().")
 
-    def finish(self) -> Quantized:
+    def finish(self) -> QuantizationResult:
         """Puts the weights on their grids, in place, and gives the model back as it was; idempotent."""
         if self._quantized is None:
             self._attached.close()

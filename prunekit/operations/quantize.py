@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import keras
 import numpy as np
@@ -24,6 +24,7 @@ from prunekit.delivery.integers.integer_report import IntegerExport
 from prunekit.delivery.integers.integer_writing import ENCODED, EXAMPLES, KnownOutputs, export_integers
 from prunekit.delivery.integers.keras_integers import export_keras_integers
 from prunekit.delivery.litert.export_reference import ReferenceModel
+from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.arguments import positive
 from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.after_training import quantized
@@ -34,31 +35,32 @@ from prunekit.techniques.quantize.quantized_model import QuantizedModel
 from prunekit.techniques.quantize.training.fit_watch import remember, warn_after_fit
 
 
-class Quantized:
-    """A model whose weights lie on integer grids.
+class QuantizationResult(QuantizationReport):
+    """The report of a quantized model, which also simulates its integers and writes its integer file.
 
     Attributes:
         model: The model; its weights were changed in place.
-        report: What was quantized, and how.
-        found: Placement and grids.
+        state: Placement and grids.
     """
 
-    def __init__(self, found: QuantizedModel, samples: Any, known: KnownOutputs):
-        self.found, self._samples, self._known = found, samples, known
+    state: ClassVar[QuantizedModel]
+    _samples: ClassVar[Any]
+    _known: ClassVar[KnownOutputs]
+    _digest: ClassVar[str | None]
+
+    def __init__(self, state: QuantizedModel, samples: Any, known: KnownOutputs):
+        super().__init__(**vars(state.report))
         # The simulation computes the known outputs as long as no bias and no statistic changes, either.
-        self._digest = None if known.simulation is None else weights_digest(found.model)
-        remember(found)
+        digest = None if known.simulation is None else weights_digest(state.model)
+        vars(self).update(state=state, _samples=samples, _known=known, _digest=digest)
+        remember(state)
 
     def __repr__(self) -> str:
-        return f"<Quantized {self.report.model_name!r}: {self.report.verdict()}>"
+        return f"<QuantizationResult {self.model_name!r}: {self.verdict()}>"
 
     @property
     def model(self) -> Any:
-        return self.found.model
-
-    @property
-    def report(self) -> QuantizationReport:
-        return self.found.report
+        return self.state.model
 
     @contextlib.contextmanager
     def simulating(self) -> Iterator[Any]:
@@ -67,7 +69,7 @@ class Quantized:
         `predict`, `evaluate`, `fit` and eager calls run the simulation on every backend. Functions of your own that
         were traced before have to be traced again inside.
         """
-        with self.found.simulating() as model:
+        with self.state.simulating() as model:
             yield model
 
     def export(
@@ -114,7 +116,7 @@ class Quantized:
         is_litert = target.suffix == ".tflite"
         if is_litert:
             _check_texts(self.model)
-        self.found.check_unchanged()
+        self.state.check_unchanged()
         if samples is not None:
             check_inputs(self.model, samples)
         given = self._samples if samples is None else samples
@@ -126,15 +128,15 @@ class Quantized:
         known = self._known if samples is None else KnownOutputs()
         if known.simulation is not None and weights_digest(self.model) != self._digest:
             known = replace(known, simulation=None)
-        kinds = _integer_io(integer_io, self.found, is_litert)
+        kinds = _integer_io(integer_io, self.state, is_litert)
         if sparse and not is_litert:
             raise ValueError(f"{ENCODED} Received: sparse=True for a Keras file.")
         if is_litert:
-            made = export_integers(self.found, given, target, known, integer_io=kinds, sparse=sparse)[0]
+            made = export_integers(self.state, given, target, known, integer_io=kinds, sparse=sparse)[0]
         else:
-            made = export_keras_integers(self.found, given, target, known.float_model)
+            made = export_keras_integers(self.state, given, target, known.float_model)
         # The comparison is on the same data.
-        return replace(made, notes=(*self.found.data_problems, *made.notes))
+        return replace(made, notes=(*self.state.data_problems, *made.notes))
 
 
 def _check_texts(model: Any) -> None:
@@ -150,24 +152,25 @@ def _check_texts(model: Any) -> None:
     )
 
 
-def _integer_io(given: Sequence[str] | str, found: QuantizedModel, is_litert: bool) -> tuple[str, ...]:
+def _integer_io(given: Sequence[str] | str, state: QuantizedModel, is_litert: bool) -> tuple[str, ...]:
     listed = (given,) if isinstance(given, str) else given
     kinds = tuple(listed) if isinstance(listed, Sequence) else None
     if kinds is None or not all(one in INTEGER_IO for one in kinds):
         raise ValueError(f'`integer_io` lists "inputs", "outputs", or both, and "uint8". Received: {given!r}.')
-    if kinds and (found.formats.activations is None or not is_litert):
+    if kinds and (state.formats.activations is None or not is_litert):
         raise ValueError(
             "A file with activations in floating point, as each Keras file is, has inputs and outputs in floating "
             f"point. Received: integer_io={given!r}."
         )
-    if UINT8 in kinds and found.formats.activations is not None and found.formats.activations.bits != 8:
+    if UINT8 in kinds and state.formats.activations is not None and state.formats.activations.bits != 8:
         raise ValueError(
-            f"Inputs and outputs of uint8 are those of files with activations=8. Received: integer_io={given!r} and "
-            f"activations={found.formats.activations.bits}."
+            f"Inputs and outputs of uint8 are those of files with activation_bits=8. Received: integer_io={given!r} "
+            f"and activation_bits={state.formats.activations.bits}."
         )
     return kinds
 
 
+@keyword_options(QuantizationOptions, Options)
 def quantize(
     model: Any,
     data: Any = None,
@@ -175,7 +178,7 @@ def quantize(
     memory: float = MEMORY,
     progress: Progress | None = None,
     **options: Unpack[Options],
-) -> Quantized:
+) -> QuantizationResult:
     """Puts the weights of a trained model on integer grids, in place, and chooses the grids of its tensors from data.
 
     The model stays a Keras model that loads without prunekit: each weight has the value that an integer stands for.
@@ -184,19 +187,19 @@ def quantize(
     Args:
         model: A built Keras model.
         data: Calibration data: inputs, a pair (inputs, labels), or a dataset or list of such batches; some hundred
-            examples of the training data. Needed unless activations=None; weights of fewer than 8 bits are then
+            examples of the training data. Needed unless activation_bits="float"; weights of fewer than 8 bits are then
             rounded on synthetic inputs (random signals), which lose more than data, and far less than the nearest
             values.
         memory: Largest number of bytes of activations that are kept between layers while weights are rounded on data;
             with less, those of wide layers are computed again, which takes time and changes no result.
         progress: Told of each weight that is rounded on data: (done, total, name).
-        **options: `weights` (bits, 8, or bits by patterns), `activations` (8, 16 or None), `group_size`, `method`
+        **options: `bits` (8, or bits by patterns), `activation_bits` (8, 16 or "float"), `group_size`, `method`
             ("auto", "nearest", "gptq", "awq"), `weight_ranges`, `activation_ranges`, `correct_biases`, `equalize`,
             `damping`, `sparsity`, `pattern`, `include`, `exclude`, `misfits`, `full_integer`: see
-            `prunekit.techniques.quantize.options.QuantizationOptions`.
+            `pk.QuantizationOptions`.
 
     Returns:
-        A `Quantized`: `.report`, `.simulating()`, `.export(path)`.
+        The report, a `QuantizationResult`, with `.simulating()` and `.export(path)`.
 
     Raises:
         ValueError: An option has a wrong value; data are missing or not finite; a pattern matches nothing.
@@ -212,14 +215,14 @@ def quantize(
     if data is None:
         found = quantized(model, chosen, progress=progress, memory=memory)
         warn_after_fit(found)
-        return Quantized(found, None, KnownOutputs())
+        return QuantizationResult(found, None, KnownOutputs())
     baseline = Baseline(model, CheckedData(model, data))
     samples = first_examples(inputs for inputs, _, _ in baseline.batches)
     found = quantized(model, chosen, data, progress, memory).with_damage(baseline)
     warn_after_fit(found)
     for problem in found.data_problems:
         warnings.warn(problem, stacklevel=2)
-    return Quantized(found, samples, KnownOutputs(*map(_first_outputs, (baseline.outputs, baseline.changed))))
+    return QuantizationResult(found, samples, KnownOutputs(*map(_first_outputs, (baseline.outputs, baseline.changed))))
 
 
 def first_examples(batches: Iterable[Any]) -> Any:

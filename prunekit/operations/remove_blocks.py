@@ -24,7 +24,7 @@ HIDDEN = "it is inside a model that is called several times, or with more than i
 
 def remove_blocks(
     model: Any,
-    number: int = 1,
+    blocks: int = 1,
     data: Any = None,
     *,
     include: Sequence[str] | str = (),
@@ -40,7 +40,7 @@ def remove_blocks(
 
     Args:
         model: A built Sequential or functional model.
-        number: Number of blocks to remove.
+        blocks: Number of blocks to remove.
         data: Calibration data, as `pk.prune` takes them.
         include: Names, globs or `re:` patterns of blocks that may be removed, or of layers in them; empty = all.
         exclude: Names, globs or `re:` patterns of blocks that stay, or of layers in them; overrides `include`.
@@ -51,18 +51,18 @@ def remove_blocks(
             of layers.
         TypeError: `model` is not a Keras 3 model.
     """
-    _check(model, number, data)
+    _check(model, blocks, data)
     graph = LayerGraph(model)
     layers = graph.layer_count()
-    blocks, left = find_blocks(graph)
+    found, left = find_blocks(graph)
     batches = [inputs for inputs, _, _ in CheckedData(model, data)]
-    bypass = Bypass(model, blocks, batches)
-    hidden = [Skipped(one.name, HIDDEN) for one in blocks if one not in bypass.blocks]
+    bypass = Bypass(model, found, batches)
+    hidden = [Skipped(one.name, HIDDEN) for one in found if one not in bypass.blocks]
     chosen, unchosen = selected(bypass.blocks, include, exclude)
-    if number > len(chosen):
-        raise ValueError(_too_few(number, chosen, [*left, *hidden, *unchosen]))
+    if blocks > len(chosen):
+        raise ValueError(_too_few(blocks, chosen, [*left, *hidden, *unchosen]))
     ranking = Ranking(bypass, chosen)
-    ranking.remove(number, progress)
+    ranking.remove(blocks, progress)
     costs = Costs(graph)
     rows = tuple(_row(block, costs, ranking) for block in chosen)
     for block in ranking.removed:
@@ -85,9 +85,9 @@ def remove_blocks(
     return made, report
 
 
-def _check(model: Any, number: int, data: Any) -> None:
+def _check(model: Any, blocks: int, data: Any) -> None:
     check_built(model)
-    whole("number", number, 1)
+    whole("blocks", blocks, 1)
     if graph_of(model) is None:
         raise ValueError(
             f"Blocks are found in the graph of a Sequential or functional model. Received: {model.name!r} "
@@ -101,14 +101,14 @@ def _check(model: Any, number: int, data: Any) -> None:
         )
 
 
-def _too_few(number: int, chosen: Sequence[Block], left: Sequence[Skipped]) -> str:
+def _too_few(blocks: int, chosen: Sequence[Block], left: Sequence[Skipped]) -> str:
     """Returns the refusal of a number that is larger than that of the removable blocks."""
     names = [one.name for one in chosen]
     listed = f" ({', '.join(names[:8])}{' ...' if len(names) > 8 else ''})" if names else ""
     reasons = "; ".join(f"{one.name}: {one.reason}" for one in left[:5])
     reasons = reasons or "no other residual sum, and no other layers between tensors of one shape, were found"
     return (
-        f"The model has fewer blocks that can be removed. Received: number={number}; {len(names)} can be "
+        f"The model has fewer blocks that can be removed. Received: blocks={blocks}; {len(names)} can be "
         f"removed{listed}. What stays: {reasons}. pk.shrink removes channels instead of layers."
     )
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import keras
 import numpy as np
@@ -25,6 +25,7 @@ from prunekit.delivery.reports.sensitivity import ScannedWeight, SensitivityRepo
 from prunekit.sparsity.arguments import fraction, positive, whole
 from prunekit.sparsity.patterns import NM, Pattern
 from prunekit.sparsity.scores import Criterion
+from prunekit.sparsity.shorthands import CriterionName, PatternName
 from prunekit.techniques.pruning.after_training.sensitivity_scan import SensitivityScan
 from prunekit.techniques.pruning.masks.options import PruningOptions
 from prunekit.techniques.quantize.bits.bit_scan import BitScan
@@ -46,11 +47,11 @@ def sensitivity(  # noqa: PLR0913
     *,
     sparsity: float | Sequence[float] | None = None,
     bits: int | Sequence[int] | None = None,
-    criterion: str | Criterion | Callable[..., Any] = "magnitude",
-    pattern: str | Pattern = "unstructured",
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    misfits: str = "error",
+    criterion: CriterionName | Criterion | Callable[..., Any] = "magnitude",
+    pattern: PatternName | Pattern = "unstructured",
+    include: Sequence[str] | str = (),
+    exclude: Sequence[str] | str = (),
+    misfits: Literal["error", "skip"] = "error",
     batch_size: int = 128,
     memory: float = 1e9,
     output: str | os.PathLike[str] | None = None,

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from numbers import Real
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from prunekit.anatomy.channels.channels import find_channels
-from prunekit.core.data.calibration import CheckedData
+from prunekit.core.data.calibration import CheckedData, batches_of
 from prunekit.core.layerwise.layerwise import MEMORY, Progress
 from prunekit.core.outputs.baseline import Baseline
 from prunekit.delivery.litert.model_measures import measure_of
+from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.arguments import positive
 from prunekit.suggestions import check_names
 from prunekit.techniques.shrink.channels.budget import SizeModel
-from prunekit.techniques.shrink.channels.options import MEASURES, Options, ShrinkOptions, Target
+from prunekit.techniques.shrink.channels.options import MEASURES, NONZERO, Options, ShrinkOptions, Target
 from prunekit.techniques.shrink.channels.shrink_report import ShrinkReport
 from prunekit.techniques.shrink.channels.shrinking import shrunk
 
 
+@keyword_options(ShrinkOptions, Options)
 def shrink(  # noqa: PLR0913
     model: Any,
     *size: Any,
-    channels: float | None = None,
+    channels: float | Literal["nonzero"] | None = None,
     parameters: float | None = None,
     macs: float | None = None,
     bytes: float | None = None,
@@ -43,7 +45,11 @@ def shrink(  # noqa: PLR0913
     Args:
         model: A built Keras model.
         *size: Nothing: a size needs its name.
-        channels: Share of the removable channels that is left, in (0, 1].
+        channels: Share of the removable channels that is left, in (0, 1]. Or "nonzero": the channels are removed whose
+            kernels are zero, as after a training that pruned whole channels. A bias or a normalization may have made
+            such a channel a constant, which is folded into the layers that read it; where that is not exact, as before
+            a padded convolution, `report.approximations` has the error on the first two examples of `data` or on
+            random inputs.
         parameters: Share of the model's parameters that is left.
         macs: Share of the multiply-accumulates of one example that is left.
         bytes: Share of the bytes of the exported LiteRT file (float32) that is left. Files are exported until one fits.
@@ -56,7 +62,7 @@ def shrink(  # noqa: PLR0913
             repaired; with less, those of wide layers are computed again, which takes time and changes no result.
         progress: Told of each measured model and of each repaired layer: (done, total, text).
         **options: `criterion`, `reduction`, `normalize`, `allocation`, `minimum`, `multiple`, `include`, `exclude`,
-            `repair`, `tolerance`, `approximate`: see `prunekit.techniques.shrink.channels.options.ShrinkOptions`.
+            `repair`, `tolerance`, `approximate`: see `pk.ShrinkOptions`.
 
     Raises:
         ValueError: No target, or several; the target cannot be reached: the message has the reachable range; the
@@ -79,7 +85,9 @@ def shrink(  # noqa: PLR0913
     check_names(options, [field.name for field in fields(ShrinkOptions)])
     chosen, memory = ShrinkOptions(**options), positive("memory", memory)
     _check_count(model, *next(iter(asked.items())), chosen)
-    target = Target(*asked.popitem())
+    if channels == NONZERO:
+        return _remove_zero_channels(model, options, data, inputs)
+    target = Target(*asked.popitem())  # type: ignore[arg-type]
     checked = None if data is None else CheckedData(model, data)
     with measure_of(target.measure, model, inputs) as measure:
         found = shrunk(model, target, chosen, checked, inputs=inputs, measure=measure, progress=progress, memory=memory)
@@ -89,6 +97,18 @@ def shrink(  # noqa: PLR0913
     remark = damage.remark("Keep more, or train the smaller model for some epochs.")
     notes = (*found.report.notes, *([] if remark is None else [remark]))
     return found.model, replace(found.report, damage=damage, notes=notes)
+
+
+def _remove_zero_channels(model: Any, options: Options, data: Any, inputs: Any) -> tuple[Any, ShrinkReport]:
+    idle = [name for name in options if name not in ("minimum", "multiple", "include", "exclude", "approximate")]
+    if idle:
+        raise ValueError(
+            f'channels="{NONZERO}" removes the channels whose kernels are zero. Received: {", ".join(idle)}, without '
+            "effect there. Leave it out."
+        )
+    given = inputs if data is None else next(iter(batches_of(data)))[0]
+    found = shrunk(model, None, replace(ShrinkOptions(**options), repair="none"), data, inputs=given)
+    return found.model, found.report
 
 
 def _check_count(model: Any, measure: str, value: Any, options: ShrinkOptions) -> None:

@@ -54,7 +54,7 @@ class GeometricMedian(Criterion):
 
 
 @dataclass(frozen=True)
-class Apoz(Criterion):
+class APoZ(Criterion):
     """Minus the average percentage of zeros (APoZ): minus the share of zeros among a unit's activations.
 
     Counts zeros after the activation function, on inputs without labels. Units that are often active are kept.
@@ -121,4 +121,4 @@ def _of_units(values, weight, target: Any):
 
 
 # Repeat values without arithmetic: the same bits in single operations and in compiled functions.
-REPEATED = (BatchNormalizationScale, Apoz, MeanActivation)
+REPEATED = (BatchNormalizationScale, APoZ, MeanActivation)

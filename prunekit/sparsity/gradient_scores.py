@@ -15,7 +15,7 @@ from prunekit.sparsity.scores import Criterion, wide
 
 
 @dataclass(frozen=True)
-class Snip(Criterion):
+class SNIP(Criterion):
     """SNIP, |w * g|: the change of the loss if the weight is removed, to first order, whatever its sign.
 
     Intended for one update before training. Needs labelled data and a compiled model. The gradient g of the loss is
@@ -142,4 +142,4 @@ def _product(weight, *factors):
 
 
 # Products without sums: the same bits in single operations and in compiled functions.
-PRODUCTS = (Snip, GraSP, SynFlow, Taylor, Fisher, OptimalBrainDamage)
+PRODUCTS = (SNIP, GraSP, SynFlow, Taylor, Fisher, OptimalBrainDamage)

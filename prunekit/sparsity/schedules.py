@@ -433,7 +433,7 @@ def as_schedule(schedule: Any) -> Schedule:
     if not isinstance(found, Schedule):
         raise TypeError(
             "`schedule` must be a schedule, for example "
-            f"pk.PolynomialDecay(final_sparsity=0.8), or a sparsity. Received: {schedule!r}."
+            f"pk.schedules.PolynomialDecay(final_sparsity=0.8), or a sparsity. Received: {schedule!r}."
         )
     return found
 

@@ -11,6 +11,19 @@ from typing import Any, Literal, NamedTuple
 
 from prunekit.registry import Registry, Row
 
+# For type checkers and editors; the registries below are what counts.
+CriterionName = Literal[
+    "auto", "magnitude", "l1", "l2", "movement", "random", "wanda", "output_error", "sparsegpt", "snip", "grasp",
+    "synflow", "taylor", "fisher", "optimal_brain_damage", "batch_normalization_scale", "geometric_median", "apoz",
+    "mean_activation",
+]  # fmt: skip
+AllocationName = Literal["auto", "uniform", "global", "erk", "lamp", "layer_error", "sensitivity"]
+PolicyName = Literal[
+    "gradual", "tfmot", "rigl", "set", "ac_dc", "straight_through", "channel_groups", "structure_decay"
+]  # fmt: skip
+# And "block:8x1", "1:4" and the like.
+PatternName = Literal["unstructured", "2:4", "4:8", "block:4x1", "channel"] | str
+
 
 class PathOption(str):
     """Type of an option that is the path of a file; recipes resolve it against their own folder."""
@@ -110,7 +123,7 @@ CRITERIA: Registry[CriterionRow] = Registry(
             options={"damping": (float, 0.01), "run": (int, 128)},
             needs=("hessian",),
         ),
-        CriterionRow("snip", "prunekit.sparsity.gradient_scores:Snip", needs=("gradient",)),
+        CriterionRow("snip", "prunekit.sparsity.gradient_scores:SNIP", needs=("gradient",)),
         CriterionRow("grasp", "prunekit.sparsity.gradient_scores:GraSP", needs=("gradient_flow",)),
         CriterionRow(
             "synflow", "prunekit.sparsity.gradient_scores:SynFlow", needs=("synflow",), options={"rounds": (int, 100)}
@@ -126,7 +139,7 @@ CRITERIA: Registry[CriterionRow] = Registry(
             needs=("batch_normalization_scale",),
         ),
         CriterionRow("geometric_median", "prunekit.sparsity.channel_scores:GeometricMedian"),
-        CriterionRow("apoz", "prunekit.sparsity.channel_scores:Apoz", needs=("zero_share",)),
+        CriterionRow("apoz", "prunekit.sparsity.channel_scores:APoZ", needs=("zero_share",)),
         CriterionRow("mean_activation", "prunekit.sparsity.channel_scores:MeanActivation", needs=("mean_activation",)),
     ],
 )

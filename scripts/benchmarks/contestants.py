@@ -43,7 +43,7 @@ class Library:
         """(model to fit, callbacks, function that counts mask updates so far)."""
         import prunekit as pk
 
-        callback = pk.PruningCallback(pk.PolynomialDecay(0.0, FINAL_SPARSITY, 0, steps, frequency=frequency))
+        callback = pk.PruningCallback(pk.schedules.PolynomialDecay(0.0, FINAL_SPARSITY, 0, steps, frequency=frequency))
         return model, [callback], lambda: len(callback.pruner.events)
 
     def data(self, steps: int):

@@ -4,6 +4,7 @@ The lists of public names come from `__all__` of the public modules, the texts f
 reads the modules: neither Keras nor TensorFlow is imported.
 """
 
+import importlib
 import re
 from pathlib import Path, PurePosixPath
 
@@ -36,8 +37,8 @@ FOLDERS = {
     "anatomy": "Layers",
     "recipe": "Recipes and sweeps",
 }
-# Names that the pages mention and that are not in `__all__` of a public module.
-ALSO_PRUNING = ["prunekit.techniques.pruning.masks.options.PruningOptions"]
+# Their `__all__` is made when they are imported, which imports nothing else.
+LAZY = ("gradients", "loops", "interop.tfmot")
 EXTENSION_POINTS = [
     "prunekit.sparsity.scores.Criterion",
     "prunekit.core.statistics.statistics.DataCollector",
@@ -57,7 +58,8 @@ def public_names() -> dict[str, list[str]]:
     modules = [name for name in prunekit.__all__ if package[name].is_module]
     found = {"prunekit": [name for name in prunekit.__all__ if name not in modules]}
     for name in [*modules, "interop.tfmot"]:
-        found[f"prunekit.{name}"] = [str(one) for one in package[name].exports]
+        module = importlib.import_module(f"prunekit.{name}") if name in LAZY else None
+        found[f"prunekit.{name}"] = [str(one) for one in (module.__all__ if module else package[name].exports)]
     return found
 
 
@@ -99,7 +101,6 @@ def by_folder(paths: list[str]) -> dict[str, list[str]]:
         else:
             title = RESULTS if RETURNED.search(name) else FOLDERS[home.split(".")[1]]
         sections[title].append(path)
-    sections[FOLDERS["techniques"]] += ALSO_PRUNING
     return sections
 
 

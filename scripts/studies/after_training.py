@@ -65,8 +65,7 @@ def combinations() -> Iterator[tuple[str, str, str]]:
 
 def accuracy(test: Any, calibration: Any, sparsity: float, repair: str, criterion: str, allocation: str) -> float:
     """The accuracy of a newly pruned network."""
-    from prunekit.sparsity.shorthands import ALLOCATIONS as ALLOCATION_ROWS
-    from prunekit.sparsity.shorthands import CRITERIA as CRITERION_ROWS
+    from prunekit.sparsity.shorthands import ALLOCATIONS as ALLOCATION_ROWS, CRITERIA as CRITERION_ROWS
 
     model = network()
     options = {

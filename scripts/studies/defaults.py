@@ -174,7 +174,7 @@ def _train(name: str, model: Any, sparsity: float, **options: Any) -> None:
     kind = KINDS[name]
     data = kind.data()[0]
     steps = EPOCHS * -(-len(data[0]) // BATCH)
-    schedule = pk.PolynomialDecay(0.0, sparsity, 0, 2 * steps // 3, frequency=max(1, steps // 60))
+    schedule = pk.schedules.PolynomialDecay(0.0, sparsity, 0, 2 * steps // 3, frequency=max(1, steps // 60))
     keras.utils.set_random_seed(0)
     model.compile(keras.optimizers.Adam(0.001), kind.loss)
     callback = pk.PruningCallback(schedule, **options)

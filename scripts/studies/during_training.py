@@ -222,12 +222,14 @@ class Study:
     def _callback(self, row: Row, sparsity: float, seed: int) -> pk.PruningCallback:
         begin, end, frequency = *fashion.SCHEDULE[:2], row.frequency
         schedule = {
-            "gradual": lambda: pk.PolynomialDecay(0.0, sparsity, begin, end, frequency=frequency),
-            "before": lambda: pk.OneShot(sparsity),
-            "exchange": lambda: pk.ConstantSparsity(
+            "gradual": lambda: pk.schedules.PolynomialDecay(0.0, sparsity, begin, end, frequency=frequency),
+            "before": lambda: pk.schedules.OneShot(sparsity),
+            "exchange": lambda: pk.schedules.ConstantSparsity(
                 sparsity, 0, end_step=fashion.STEPS * fashion.EPOCHS * 3 // 4, frequency=frequency
             ),
-            "phases": lambda: pk.ConstantSparsity(sparsity, begin, end_step=end, frequency=fashion.STEPS // 2),
+            "phases": lambda: pk.schedules.ConstantSparsity(
+                sparsity, begin, end_step=end, frequency=fashion.STEPS // 2
+            ),
         }[row.schedule]()
         options = _options(row, seed)
         needs = {need for key in ("criterion", "allocation", "policy") if key in options for need in options[key].needs}

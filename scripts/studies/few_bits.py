@@ -69,7 +69,7 @@ class FewBits(Study):
 
     def _reduce(self, sparsity: float, bits: int, order: str) -> None:
         self._model.set_weights(self._weights)
-        options: dict[str, Any] = {"weights": bits, "activations": None}
+        options: dict[str, Any] = {"bits": bits, "activation_bits": "float"}
         if order == "one call":
             pk.quantize(self._model, self.images, sparsity=sparsity, **options)
         else:
@@ -81,26 +81,25 @@ class FewBits(Study):
         """Error and accuracy of a method; of the model in floating point for 32 bits."""
         self._model.set_weights(self._weights)
         if bits < 32:
-            pk.quantize(self._model, self.images, weights=bits, method=method, activations=None)
+            pk.quantize(self._model, self.images, bits=bits, method=method, activation_bits="float")
         return self._measured()
 
     def mixed(self, share: float) -> dict[str, float]:
         """Error, accuracy and bytes with bits under a budget."""
         self._model.set_weights(self._weights)
-        options: dict[str, Any] = {"activations": None, "method": "gptq"}
+        options: dict[str, Any] = {"activation_bits": "float", "method": "gptq"}
         least, most = (
-            pk.choose_bits(self._model, self.images, budget=10**9, candidates=(bits,), **options).bytes
-            for bits in (4, 8)
+            pk.choose_bits(self._model, self.images, budget=10**9, bits=(bits,), **options).bytes for bits in (4, 8)
         )
         choice = pk.choose_bits(self._model, self.images, budget=round(least + share * (most - least)), **options)
-        pk.quantize(self._model, self.images, weights=choice.bits, **options)
+        pk.quantize(self._model, self.images, bits=choice.bits, **options)
         few = sum(bits == 4 for bits in choice.bits.values())
         return {**self._measured(), "bytes": choice.bytes, "least": least, "most": most, "few": few}
 
     def grouped(self, bits: int, size: int | None, method: str, path: Path) -> dict[str, float]:
         """Error, accuracy and bytes of the file with a scale for each group of inputs; writes the file."""
         self._model.set_weights(self._weights)
-        options: dict[str, Any] = {"weights": bits, "method": method, "activations": None, "group_size": size}
+        options: dict[str, Any] = {"bits": bits, "method": method, "activation_bits": "float", "group_size": size}
         pk.quantize(self._model, self.images, **options).export(path)
         return {**self._measured(), "bytes": path.stat().st_size}
 

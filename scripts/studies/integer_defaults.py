@@ -35,9 +35,9 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 #: Calls of weights alone: their options, and the number of training inputs that are read; the default first.
 ALONE: dict[str, tuple[dict[str, Any], int]] = {
-    "without data": ({"activations": None}, 0),
-    'without data, method="nearest"': ({"activations": None, "method": "nearest"}, 0),
-    "with data": ({"activations": None}, EXAMPLES),
+    "without data": ({"activation_bits": "float"}, 0),
+    'without data, method="nearest"': ({"activation_bits": "float", "method": "nearest"}, 0),
+    "with data": ({"activation_bits": "float"}, EXAMPLES),
 }
 #: Rows that equal the defaults, with 8 bits and with fewer.
 SAME = {
@@ -74,7 +74,7 @@ def measured(name: str, bits: int, options: dict[str, Any], examples: int) -> li
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         try:
-            report = pk.quantize(model, data, weights=bits, **options)
+            report = pk.quantize(model, data, bits=bits, **options)
         except ValueError as error:
             print(f"{name}, {options}: {error}", flush=True)
             return None
@@ -91,13 +91,13 @@ def measured_training(name: str, bits: int, options: dict[str, Any]) -> list[flo
     inputs, labels = kind.data()[0]
     steps = EPOCHS * -(-len(inputs) // BATCH)
     chosen = {option: round(value * steps) if value == 0.5 else value for option, value in options.items()}
-    callback = pk.QuantizationCallback(inputs[:EXAMPLES], weights=bits, **chosen)
+    callback = pk.QuantizationCallback(inputs[:EXAMPLES], bits=bits, **chosen)
     keras.utils.set_random_seed(0)
     model.compile(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.001, steps)), kind.loss)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         model.fit(inputs, labels, epochs=EPOCHS, batch_size=BATCH, verbose=0, callbacks=[callback])
-    with callback.quantized.simulating():
+    with callback.report.simulating():
         return [score(name, model), float(np.mean(np.square(_outputs(name, model) - outputs)))]
 
 

@@ -51,17 +51,17 @@ WAYS = {
     FLOAT: Way(),
     LONGER: Way(epochs=EPOCHS),
     "the converter's int8": Way(converter=True),
-    EIGHT: Way({"weights": 8}),
-    f"{EIGHT}, {TRAINED}": Way({"weights": 8}, epochs=EPOCHS),
-    "8-bit weights": Way({"weights": 8, "activations": None}),
-    f"{FOUR}, nearest": Way({"weights": 4, "method": "nearest"}),
-    f"{FOUR}, GPTQ": Way({"weights": 4}),
-    f"{FOUR}, {TRAINED}": Way({"weights": 4}, epochs=EPOCHS),
-    "4-bit weights, GPTQ": Way({"weights": 4, "activations": None}),
-    "3-bit weights, 8-bit activations, GPTQ": Way({"weights": 3}),
-    f"3-bit weights, 8-bit activations, {TRAINED}": Way({"weights": 3}, epochs=EPOCHS),
-    f"{ZEROS}, {EIGHT}": Way({"weights": 8}, zeros=True),
-    f"{ZEROS}, {EIGHT}, {TRAINED}": Way({"weights": 8}, zeros=True, epochs=EPOCHS),
+    EIGHT: Way({"bits": 8}),
+    f"{EIGHT}, {TRAINED}": Way({"bits": 8}, epochs=EPOCHS),
+    "8-bit weights": Way({"bits": 8, "activation_bits": "float"}),
+    f"{FOUR}, nearest": Way({"bits": 4, "method": "nearest"}),
+    f"{FOUR}, GPTQ": Way({"bits": 4}),
+    f"{FOUR}, {TRAINED}": Way({"bits": 4}, epochs=EPOCHS),
+    "4-bit weights, GPTQ": Way({"bits": 4, "activation_bits": "float"}),
+    "3-bit weights, 8-bit activations, GPTQ": Way({"bits": 3}),
+    f"3-bit weights, 8-bit activations, {TRAINED}": Way({"bits": 3}, epochs=EPOCHS),
+    f"{ZEROS}, {EIGHT}": Way({"bits": 8}, zeros=True),
+    f"{ZEROS}, {EIGHT}, {TRAINED}": Way({"bits": 8}, zeros=True, epochs=EPOCHS),
 }
 # End of the keys of results of files with activations of 16 bits, apart: calls of some take 40 times as long.
 SIXTEEN = ", 16 bits"
@@ -133,7 +133,7 @@ class Study:
         if chosen.options is None:
             path.write_bytes(plain_file(model, self.images[:1]))
             return
-        found = pk.quantize(model, self.images, **chosen.options) if callback is None else callback.quantized
+        found = pk.quantize(model, self.images, **chosen.options) if callback is None else callback.report
         found.export(path, samples=self.images[:64])
 
     def _train(self, model: Any, way: Way, callback: Any) -> None:
@@ -235,7 +235,7 @@ def verdicts(values: dict[str, Any]) -> list[str]:
 
 
 def _measured(name: str) -> dict[str, Any]:
-    ways = {FLOAT: WAYS[FLOAT], WIDE: Way({"weights": 8, "activations": 16})} if name.endswith(SIXTEEN) else WAYS
+    ways = {FLOAT: WAYS[FLOAT], WIDE: Way({"bits": 8, "activation_bits": 16})} if name.endswith(SIXTEEN) else WAYS
     return Study(name.removesuffix(SIXTEEN)).run(ways)
 
 

@@ -35,7 +35,7 @@ rate 0.001, batches of {fashion.BATCH}, seed 0).
 - A block and channels: `pk.remove_blocks(model, 1, images)` on {IMAGES_OF_BLOCKS} of the images, then the same
   `pk.shrink` to half of the arithmetic that the dense network has.
 - Masked groups: the epochs of training mask whole groups of channels (`policy="channel_groups"`, {MASKED:.0%} of the
-  entries, over the first two epochs), and `pk.remove_zero_channels` removes them.
+  entries, over the first two epochs), and `pk.shrink(model, channels="nonzero")` removes them.
 - Trained: {EPOCHS} epochs more, with a learning rate that falls from 0.001 to 0 along a cosine.
 
 Times are ratios of processor time to the dense network, both files in turns for {SECONDS:g} seconds, medians, on a
@@ -112,9 +112,9 @@ class Study:
 
         def masked() -> dict[str, Any]:
             dense, model = self.dense(), self.dense()
-            schedule = pk.PolynomialDecay(0.0, MASKED, 0, 2 * fashion.STEPS, frequency=104)
+            schedule = pk.schedules.PolynomialDecay(0.0, MASKED, 0, 2 * fashion.STEPS, frequency=104)
             self.tuned(model, [pk.PruningCallback(schedule, policy="channel_groups")])
-            return self.figures(pk.remove_zero_channels(model)[0], dense)
+            return self.figures(pk.shrink(model, channels="nonzero")[0], dense)
 
         def whole() -> dict[str, Any]:
             dense = self.dense()

@@ -17,7 +17,7 @@ EXAMPLES, DRAWS = (64,), 3
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "SparseGPT, 80 % zeros": lambda model, x: pk.prune(model, 0.8, x, criterion="sparsegpt"),
     "default, 80 % zeros": lambda model, x: pk.prune(model, 0.8, x),
-    "GPTQ, 3 bits": lambda model, x: pk.quantize(model, x, weights=3, activations=None, method="gptq"),
+    "GPTQ, 3 bits": lambda model, x: pk.quantize(model, x, bits=3, activation_bits="float", method="gptq"),
 }
 # Least rows of an example: all; the sample of `sampled_rows`, whose lower bound of 1,024 is left out.
 ROWS = {"all": 1 << 30, "2 K": 1}

@@ -31,8 +31,8 @@ TRAININGS = {"trained before": LATER, "from the first step on": None}
 PAGE = Path("docs/measured/schedules.md")
 HEAD = f"""# Measured: schedules
 
-What networks keep with {SPARSITY:.0%} zeros after a `pk.PolynomialDecay` from 0, by its begin and end as shares of the
-training, and by the number of mask updates: mean of the seeds that were measured,
+What networks keep with {SPARSITY:.0%} zeros after a `pk.schedules.PolynomialDecay` from 0, by its begin and end as
+shares of the training, and by the number of mask updates: mean of the seeds that were measured,
 at most {len(SEEDS)}, of the networks of [defaults](defaults.md).
 "Trained before": {LATER} epochs more of the trained network, learning rate 0.001. "From the first step on": the
 network's own training, whose learning rate falls to a fifth after 70 % of the epochs. Criterion and allocation are the
@@ -59,7 +59,7 @@ def measured(name: str, epochs: int | None, row: tuple[float, float, int | None]
     steps = total * -(-len(inputs) // BATCH)
     begin, end = round(row[0] * steps), round(row[1] * steps)
     frequency = 1 if row[2] is None else max(1, (end - begin) // row[2])
-    schedule = pk.PolynomialDecay(0.0, SPARSITY, begin, end, frequency=frequency)
+    schedule = pk.schedules.PolynomialDecay(0.0, SPARSITY, begin, end, frequency=frequency)
     callbacks: list[Any] = [pk.PruningCallback(schedule)]
     rate = 0.001 if epochs else 0.002
     if not epochs:

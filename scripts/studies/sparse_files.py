@@ -51,7 +51,7 @@ def measured(name: str) -> list[dict[str, Any]]:
         model = network(name)
         images = np.random.default_rng(0).uniform(size=(EXAMPLES, *model.input_shape[1:])).astype("float32")
         pk.prune(model, zeros, pattern=pattern, allocation="lamp")
-        quantized = pk.quantize(model, images, weights=bits, method="nearest")
+        quantized = pk.quantize(model, images, bits=bits, method="nearest")
         with tempfile.TemporaryDirectory() as folder:
             files = [Path(folder) / "dense.tflite", Path(folder) / "sparse.tflite"]
             for file, sparse in zip(files, (False, True), strict=True):

@@ -29,8 +29,9 @@ and a learning rate that falls from {RATE:g} to 0 by half a cosine, batches of {
 from then on the network trains on integers:
 
 ```
+schedule = pk.schedules.PolynomialDecay(final_sparsity={SPARSITY:g}, end_step={GROWTH} * steps)
 model.fit(..., callbacks=[
-    pk.PruningCallback(pk.PolynomialDecay(final_sparsity={SPARSITY:g}, end_step={GROWTH} * steps), allocation="global"),
+    pk.PruningCallback(schedule, allocation="global"),
     pk.QuantizationCallback(images, begin_step={GROWTH} * steps),
 ])
 ```
@@ -58,17 +59,17 @@ class SparseIntegers(Study):
         steps = -(-len(self.train[1]) // fashion.BATCH)
         callbacks: list[Any] = []
         if bits is not None:
-            schedule = pk.PolynomialDecay(final_sparsity=SPARSITY, end_step=GROWTH * steps)
+            schedule = pk.schedules.PolynomialDecay(final_sparsity=SPARSITY, end_step=GROWTH * steps)
             callbacks = [
                 pk.PruningCallback(schedule, allocation="global"),
-                pk.QuantizationCallback(self.images, begin_step=GROWTH * steps, weights=bits),
+                pk.QuantizationCallback(self.images, begin_step=GROWTH * steps, bits=bits),
             ]
         rate = keras.optimizers.schedules.CosineDecay(RATE, EPOCHS * steps)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(rate), loss, jit_compile=False)
         keras.utils.set_random_seed(0)
         model.fit(*self.train, batch_size=fashion.BATCH, epochs=EPOCHS, callbacks=callbacks, verbose=2)
-        return model, None if bits is None else callbacks[1].quantized
+        return model, None if bits is None else callbacks[1].report
 
     def figures(self, path: Path) -> dict[str, Any]:
         """Accuracy, bytes and gzip bytes of a file."""

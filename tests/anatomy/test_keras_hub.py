@@ -20,8 +20,7 @@ import prunekit as pk  # noqa: E402
 from prunekit.anatomy.cost.cost import cost  # noqa: E402
 from prunekit.anatomy.files.archives import FileRefused  # noqa: E402
 from prunekit.anatomy.files.model_files import check_config, load_model  # noqa: E402
-from prunekit.anatomy.layers import keras_hub_layers as hub  # noqa: E402
-from prunekit.anatomy.layers import layers as table  # noqa: E402
+from prunekit.anatomy.layers import keras_hub_layers as hub, layers as table  # noqa: E402
 from prunekit.anatomy.layers.model_weights import weights_in  # noqa: E402
 from prunekit.anatomy.layers.targets import find_targets  # noqa: E402
 from prunekit.anatomy.layers.weight_spec import WeightSpec  # noqa: E402
@@ -234,7 +233,9 @@ def test_fit_prunes_exactly_and_the_saved_file_is_plain_keras_hub(make, tmp_path
     model, x, y = make()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, metrics=[], jit_compile=False)
-    pruning = pk.PruningCallback(pk.PolynomialDecay(final_sparsity=0.75, end_step=4, frequency=1), allocation="uniform")
+    pruning = pk.PruningCallback(
+        pk.schedules.PolynomialDecay(final_sparsity=0.75, end_step=4, frequency=1), allocation="uniform"
+    )
     model.fit(x, y, batch_size=4, epochs=3, verbose=0, shuffle=False, callbacks=[pruning])
     targets = {target.name: target.size for target in pruning.pruner.targets}
     assert zeros_of(model, targets) == {name: round(0.75 * size) for name, size in targets.items()}

@@ -16,7 +16,7 @@ from prunekit.core.training.backup_sync import Backup
 pytestmark = pytest.mark.every_backend
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # An epoch has four updates.
-RISE = pk.PolynomialDecay(final_sparsity=0.75, begin_step=1, end_step=12, frequency=2)
+RISE = pk.schedules.PolynomialDecay(final_sparsity=0.75, begin_step=1, end_step=12, frequency=2)
 # One whose sums go on after a resumption, where there is one.
 CRITERION = "movement" if BACKEND == "tensorflow" else "magnitude"
 WEIGHTS, POSITION = "latest.weights.h5", "training_metadata.json"
@@ -239,7 +239,7 @@ def test_a_fit_of_no_epochs_leaves_no_folder_behind(samples, tmp_path):
     model, folder = network(), tmp_path / "backup"
     callbacks = [
         keras.callbacks.BackupAndRestore(folder),
-        pk.PruningCallback(pk.ConstantSparsity(0.5, begin_step=0), allocation="uniform"),
+        pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, begin_step=0), allocation="uniform"),
     ]
     before = model.get_weights()
     model.fit(*samples, epochs=0, verbose=0, callbacks=callbacks)

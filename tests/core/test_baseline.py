@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 
 from prunekit.core.outputs import baseline
 from prunekit.core.outputs.baseline import Baseline

@@ -62,7 +62,9 @@ def trained(device, jit_compile, steps):
     """Weights, masks and measured changes after so many pruned updates."""
     with keras.device(device):
         model, optimizer = network(), keras.optimizers.Adam(0.003)
-        schedule = pk.OneShot(0.5) if steps == 1 else pk.PolynomialDecay(0.0, 0.8, 0, 20, frequency=5)
+        schedule = (
+            pk.schedules.OneShot(0.5) if steps == 1 else pk.schedules.PolynomialDecay(0.0, 0.8, 0, 20, frequency=5)
+        )
         with (
             pk.Pruner(model, schedule, optimizer, allocation="uniform") as pruner,
             pk.loops.WeightChanges(model, optimizer) as changes,

@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 
 import prunekit as pk
 from prunekit.anatomy.layers.targets import find_targets
@@ -48,7 +47,7 @@ def test_a_masked_recurrent_layer_computes_the_same_while_its_cell_is_observed(n
 
 def test_a_masked_bidirectional_layer_is_rounded_by_gptq():
     model = model_of(L.Bidirectional(L.LSTM(3)))
-    report = pk.quantize(model, SENTENCES, weights=4, activations=None).report
+    report = pk.quantize(model, SENTENCES, bits=4, activation_bits="float")
     assert report.method == "gptq" and len(report.weights) == 5
 
 

@@ -302,7 +302,7 @@ def test_a_second_fit_continues_with_the_schedule(name):
     assert pruning.pruner is first
     assert (first.step_count, round(first.sparsity, 2)) == (12, 0.75)
     # Another callback finds the weights there.
-    again = pk.PruningCallback(pk.ConstantSparsity(0.9, frequency=1), allocation="uniform")
+    again = pk.PruningCallback(pk.schedules.ConstantSparsity(0.9, frequency=1), allocation="uniform")
     fit(model, name, again, epochs=1)
     assert round(again.pruner.sparsity, 2) == 0.9
 

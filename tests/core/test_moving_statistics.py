@@ -105,7 +105,7 @@ def one_smaller(model):
 
 
 def one_rounded(model):
-    pk.quantize(model, weights=2, activations=None)
+    pk.quantize(model, bits=2, activation_bits="float")
     return model
 
 

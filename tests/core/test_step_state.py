@@ -11,7 +11,7 @@ pytestmark = tensorflow_only
 X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 Y = np.arange(32) % 2
 CALLBACKS = {
-    "pruning": lambda: pk.PruningCallback(pk.ConstantSparsity(0.5), allocation="uniform"),
+    "pruning": lambda: pk.PruningCallback(pk.schedules.ConstantSparsity(0.5), allocation="uniform"),
     "quantization": lambda: pk.QuantizationCallback(X, freeze_step=-1),
 }
 

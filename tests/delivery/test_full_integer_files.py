@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 from integer_files import float_operations, graph_of_file
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 from normalized_blocks import inputs, network
 
 import prunekit as pk
@@ -52,7 +51,7 @@ def test_plan_report_and_file_compute_in_integers_alone_and_as_the_simulation(bl
     assert not planned_quantization(model, QuantizationOptions(full_integer=True)).left_float
     quantized = pk.quantize(model, x, full_integer=True)
     made = quantized.export(tmp_path / "full.tflite")
-    assert quantized.report.left_float == () and made.left_float == ()
+    assert quantized.left_float == () and made.left_float == ()
     assert float_operations(graph_of_file(tmp_path / "full.tflite")) == []
     assert all((one.largest or 0) <= 1 for one in made.tensors) and made.simulation.mean_error < 0.02
     assert sum(one.largest is not None for one in made.tensors) > 0.8 * len(made.tensors)
@@ -110,12 +109,15 @@ def test_open_lengths_and_excluded_layers_are_refused():
     with pytest.raises(ValueError, match="last, since excluded by 'last'"):
         planned_quantization(network(encoder), QuantizationOptions(full_integer=True, exclude="last"))
     with pytest.raises(ValueError, match="epsilon|rsqrt"):
-        planned_quantization(network(encoder), QuantizationOptions(full_integer=True, activations=16))
+        planned_quantization(network(encoder), QuantizationOptions(full_integer=True, activation_bits=16))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"full_integer": 1}, "is True or False. Received: 1"), ({"activations": None}, "Received: activations=None")],
+    [
+        ({"full_integer": 1}, "is True or False. Received: 1"),
+        ({"activation_bits": "float"}, 'Received: activation_bits="float"'),
+    ],
 )
 def test_options_that_contradict_full_integer_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
@@ -139,7 +141,7 @@ def test_a_training_on_integers_moves_the_weights_of_normalizations(tmp_path):
     model.fit(x, np.ones((64, 3)), batch_size=16, epochs=1, verbose=0, callbacks=[callback])
     after = norm.gamma.numpy(), norm.beta.numpy()
     assert all(np.isfinite(one).all() and not np.array_equal(one, two) for one, two in zip(after, before, strict=True))
-    made = callback.quantized.export(tmp_path / "trained.tflite")
+    made = callback.report.export(tmp_path / "trained.tflite")
     assert made.left_float == () and float_operations(graph_of_file(tmp_path / "trained.tflite")) == []
 
 

@@ -75,9 +75,9 @@ def test_plan_report_and_file_have_no_float_and_the_file_computes_as_the_simulat
     assert not plan.left_float
     quantized = pk.quantize(model, x, full_integer=True)
     made = quantized.export(tmp_path / "full.tflite")
-    assert [name for name, _ in plan.ranges] == [one.name for one in quantized.report.ranges]
-    assert [one[0] for one in plan.weights] == [one.name for one in quantized.report.weights]
-    assert quantized.report.left_float == () and made.left_float == ()
+    assert [name for name, _ in plan.ranges] == [one.name for one in quantized.ranges]
+    assert [one[0] for one in plan.weights] == [one.name for one in quantized.weights]
+    assert quantized.left_float == () and made.left_float == ()
     graph = graph_of_file(tmp_path / "full.tflite")
     assert float_operations(graph) == [] and kinds(graph).count(FUSED) == fused
     assert all(one.largest is not None and one.largest <= one.allowed for one in made.tensors)
@@ -101,7 +101,7 @@ def test_report_counts_the_bytes_of_kernels_that_the_file_stores_once(tmp_path):
     graph = graph_of_file(tmp_path / "gru.tflite")
     read = {int(index) for one in graph.operators for index in one.inputs if graph.kind(one) == "FULLY_CONNECTED"}
     stored = sum(codes.size for codes in map(graph.codes, read) if codes is not None)
-    assert stored == sum(one.stored.entries for one in quantized.report.weights)
+    assert stored == sum(one.stored.entries for one in quantized.weights)
     # A kernel and a bias of the inputs, of the state in all steps, and of the last layer. The first state has another
     # grid than later ones, and with it another bias.
     assert len(read - {int(index) for one in graph.operators for index in one.outputs}) == 7
@@ -121,7 +121,7 @@ def test_zeros_of_pruned_kernels_are_zeros_in_the_file(block, tmp_path):
 
 
 def test_all_gates_share_a_scale_each_and_the_step_of_the_cell_state_is_a_power_of_two():
-    report = pk.quantize(network(two_lstms), inputs(), full_integer=True).report
+    report = pk.quantize(network(two_lstms), inputs(), full_integer=True)
     of_lstm = [one for one in report.weights if one.name.startswith(("all", "last"))]
     assert len(of_lstm) == 4 and all(one.scales == 4 for one in of_lstm)
     assert of_lstm[0].granularity == "per 5 indices of axis 1"
@@ -134,8 +134,8 @@ def test_steps_with_tensors_of_16_bits_are_more_exact():
     for bits in (8, 16):
         model, x = network(lambda x: L.GRU(5, use_bias=False)(x)), inputs()
         expected = model.predict(x, verbose=0)
-        quantized = pk.quantize(model, x, full_integer=True, activations=bits)
-        assert quantized.report.left_float == ()
+        quantized = pk.quantize(model, x, full_integer=True, activation_bits=bits)
+        assert quantized.left_float == ()
         with quantized.simulating():
             found[bits] = np.sqrt(np.mean((model.predict(x, verbose=0) - expected) ** 2))
     assert found[16] < found[8] / 2
@@ -143,7 +143,7 @@ def test_steps_with_tensors_of_16_bits_are_more_exact():
 
 def test_lstms_of_16_bits_are_computed_step_by_step(tmp_path):
     model = network(lambda x: L.LSTM(4, name="lstm")(x))
-    quantized = pk.quantize(model, inputs(), full_integer=True, activations=16)
+    quantized = pk.quantize(model, inputs(), full_integer=True, activation_bits=16)
     made = quantized.export(tmp_path / "wide.tflite")
     graph = graph_of_file(tmp_path / "wide.tflite")
     assert made.left_float == () and FUSED not in kinds(graph) and float_operations(graph) == []
@@ -155,7 +155,7 @@ def test_small_cell_states_have_a_grid_that_the_kernel_knows(scale, tmp_path):
     quantized = pk.quantize(model, scale * inputs()[:, :1], full_integer=True)
     made = quantized.export(tmp_path / "small.tflite")
     assert all(one.largest is not None and one.largest <= 1 for one in made.tensors)
-    assert [one.high for one in quantized.report.ranges if "cell" in one.name] == [32767 / 32768]
+    assert [one.high for one in quantized.ranges if "cell" in one.name] == [32767 / 32768]
 
 
 @pytest.mark.parametrize(("largest", "end"), [(0.0, 1), (1.0, 1), (1.01, 2), (60.0, 64), (1e3, 64)])
@@ -178,7 +178,7 @@ def test_a_layer_that_is_called_twice_has_kernels_of_4_bits_once_and_reads_and_c
     x, lstm = keras.Input((LENGTH, FEATURES), name="x"), L.LSTM(FEATURES, return_sequences=True, name="lstm")
     model = keras.Model(x, L.GRU(3, name="gru")(lstm(lstm(x))))
     randomize(model)
-    quantized = pk.quantize(model, inputs(), weights=4, full_integer=True)
+    quantized = pk.quantize(model, inputs(), bits=4, full_integer=True)
     made = quantized.export(tmp_path / "twice.tflite", integer_io=("inputs", "outputs"))
     graph = graph_of_file(tmp_path / "twice.tflite")
     assert made.left_float == () and not {"DEQUANTIZE"} & set(kinds(graph)) and float_operations(graph) == []
@@ -196,7 +196,7 @@ def test_a_training_on_integers_moves_the_weights_of_recurrent_layers(tmp_path):
     model.fit(x, np.ones((32, 3)), batch_size=16, epochs=1, verbose=0, callbacks=[callback])
     assert all(np.isfinite(one.numpy()).all() for one in model.weights)
     assert not any(np.array_equal(one.numpy(), two) for one, two in zip(watched, before, strict=True))
-    made = callback.quantized.export(tmp_path / "trained.tflite")
+    made = callback.report.export(tmp_path / "trained.tflite")
     assert made.left_float == () and float_operations(graph_of_file(tmp_path / "trained.tflite")) == []
 
 

@@ -68,7 +68,7 @@ def stored_kernel(model, kind):
 @pytest.mark.parametrize("name", LAYERS)
 def test_kernels_read_the_weights_of_the_quantized_model(tmp_path, name, bits):
     model, data, kind = network(name)
-    found = pk.quantize(model, weights=bits, activations=None, group_size=SIZE)
+    found = pk.quantize(model, bits=bits, activation_bits="float", group_size=SIZE)
     exported = found.export(tmp_path / "w.tflite", samples=data)
     assert exported.left_float == () and exported.simulation.max_error < 1e-5
     content, expected = (tmp_path / "w.tflite").read_bytes(), stored_kernel(model, kind)
@@ -89,13 +89,13 @@ def test_kernels_read_the_weights_of_the_quantized_model(tmp_path, name, bits):
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_bytes_of_the_report_are_those_of_codes_and_scales_in_the_file(tmp_path, name, bits):
     model, data, kind = network(name)
-    found = pk.quantize(model, weights=bits, activations=None, group_size=SIZE)
+    found = pk.quantize(model, bits=bits, activation_bits="float", group_size=SIZE)
     found.export(tmp_path / "w.tflite", samples=data)
     graph = LiteRTGraph((tmp_path / "w.tflite").read_bytes())
     (codes,) = [one.inputs[0] for one in graph.operators if graph.kind(one) == "DEQUANTIZE"]
     (scales,) = [one.inputs[1] for one in graph.operators if graph.kind(one) == "MUL"]
     stored = [len(graph._model.buffers[graph.tensor(index).buffer].data) for index in (codes, scales)]
-    (row,) = found.report.weights
+    (row,) = found.weights
     assert sum(stored) == row.bytes and stored[1] == 4 * row.scales
     # One scale for the codes, whose zero point has 64 bits.
     assert len(graph.tensor(codes).quantization.scale) == 1
@@ -115,7 +115,7 @@ def test_a_normalization_is_folded_and_weights_with_few_inputs_keep_one_scale(tm
     model = keras.Sequential([keras.Input((10, 10, 3)), *layers])
     randomize(model)
     data = np.random.default_rng(0).normal(size=(32, 10, 10, 3)).astype("float32")
-    found = pk.quantize(model, data, weights=4, activations=None, group_size=SIZE)
+    found = pk.quantize(model, data, bits=4, activation_bits="float", group_size=SIZE)
     exported = found.export(tmp_path / "w.tflite")
     assert exported.simulation.max_error < 1e-5
     graph = LiteRTGraph((tmp_path / "w.tflite").read_bytes())
@@ -135,7 +135,7 @@ def test_a_trained_model_is_exported_with_its_groups(tmp_path):
     model = keras.Sequential([keras.Input((40,)), L.Dense(16, activation="relu"), L.Dense(3)])
     model.compile("adam", "mse")
     data = np.random.default_rng(0).normal(size=(64, 40)).astype("float32")
-    training = pk.QuantizationCallback(weights=4, activations=None, group_size=SIZE)
+    training = pk.QuantizationCallback(bits=4, activation_bits="float", group_size=SIZE)
     model.fit(data, data[:, :3], epochs=1, verbose=0, callbacks=[training])
-    exported = training.quantized.export(tmp_path / "w.tflite", samples=data)
+    exported = training.report.export(tmp_path / "w.tflite", samples=data)
     assert exported.simulation.max_error < 1e-5 and exported.left_float == ()

@@ -6,8 +6,7 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter
 from architectures import ARCHITECTURES, inputs_of, randomize
 from integer_files import run
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 
 import prunekit as pk
 from prunekit.delivery.integers import integer_writing
@@ -84,14 +83,14 @@ NETWORKS = {
 }
 
 
-def quantized(model, activations=16, **options):
+def quantized(model, activation_bits=16, **options):
     inputs = inputs_of(model, examples=16)
-    return pk.quantize(model, inputs, activations=activations, **options), inputs
+    return pk.quantize(model, inputs, activation_bits=activation_bits, **options), inputs
 
 
 def file_of(done, inputs, folder):
     """Returns the `IntegerFile` of a quantization, without the comparisons of an export."""
-    found, specs = done.found, input_specs(done.model, inputs)
+    found, specs = done.state, input_specs(done.model, inputs)
     return integer_file(found.placement, found.ranges, found.formats, structure=inputs, specs=specs, folder=folder)
 
 
@@ -114,7 +113,7 @@ def test_tensors_are_as_near_to_the_simulation_as_kernels_of_16_bits_are(name, t
     build, steps = NETWORKS[name]
     done, _ = quantized(build())
     made = done.export(tmp_path / "m.tflite")
-    assert made.left_float == done.report.left_float == () and made.largest_difference <= steps
+    assert made.left_float == done.left_float == () and made.largest_difference <= steps
     assert max(one.allowed for one in made.tensors) == steps
     assert {one.allowed for one in made.tensors} <= {1, 2, steps}
     # A thousandth of the range is a quarter of a step of 8 bits.
@@ -167,7 +166,7 @@ def test_a_bias_that_32_bits_do_not_hold_leaves_its_weights_alone(tmp_path):
 def test_files_are_nearer_to_the_float_model_than_with_8_bits(name, tmp_path):
     errors = []
     for bits in (8, 16):
-        done, _ = quantized(NETWORKS[name][0](), activations=bits)
+        done, _ = quantized(NETWORKS[name][0](), activation_bits=bits)
         errors.append(done.export(tmp_path / f"{bits}.tflite").float_model.mean_error)
     assert errors[1] < 0.8 * errors[0]
 
@@ -201,7 +200,7 @@ def test_operations_without_a_precise_kernel_compute_in_floating_point_between_i
     made = done.export(tmp_path / "m.tflite")
     ((name, _, kinds),) = [one.partition(": ") for one in made.left_float]
     # The report knows it before there is a file.
-    assert kinds == kind and [one.name for one in done.report.left_float] == [name]
+    assert kinds == kind and [one.name for one in done.left_float] == [name]
     graph = LiteRTGraph((tmp_path / "m.tflite").read_bytes())
     kinds = [graph.kind(one) for one in graph.operators if graph.kind(one) != "RESHAPE"]
     place = kinds.index(kind)
@@ -213,11 +212,11 @@ def test_a_softmax_of_32_entries_is_no_more_than_half_a_step_of_8_bits_off(tmp_p
     # Entries far below the largest one, which the kernel's table of exponentials ends before.
     model = network(L.Dense(32, activation="softmax"), shape=(32,))
     model.layers[1].set_weights([30 * np.eye(32, dtype="float32"), np.zeros(32, "float32")])
-    done = pk.quantize(model, np.eye(32, dtype="float32"), activations=16)
+    done = pk.quantize(model, np.eye(32, dtype="float32"), activation_bits=16)
     made = done.export(tmp_path / "m.tflite")
     (softmax,) = [one for one in made.tensors if one.allowed > 2]
     assert made.left_float == () and softmax.allowed == 66 and 30 < softmax.largest <= 66
-    assert done.report.left_float == ()
+    assert done.left_float == ()
 
 
 def test_a_softmax_of_open_length_computes_in_floating_point(tmp_path):
@@ -226,10 +225,10 @@ def test_a_softmax_of_open_length_computes_in_floating_point(tmp_path):
     y = L.Softmax()(ops.swapaxes(L.Dense(4)(x), 1, 2))
     model = keras.Model(x, L.Dense(3)(ops.swapaxes(y, 1, 2)))
     inputs = np.random.default_rng(0).normal(size=(16, 6, 5)).astype("float32")
-    done = pk.quantize(model, inputs, activations=16)
+    done = pk.quantize(model, inputs, activation_bits=16)
     made = done.export(tmp_path / "m.tflite")
     assert "SOFTMAX" in [one.partition(": ")[2] for one in made.left_float]
-    assert "up to 32 entries" in done.report.left_float[0].reason
+    assert "up to 32 entries" in done.left_float[0].reason
 
 
 def test_operations_have_the_versions_of_kernels_of_16_bits(tmp_path):
@@ -256,7 +255,7 @@ def test_sums_have_scales_that_are_no_powers_of_two(tmp_path):
 def test_weights_of_4_bits_are_stored_as_such_in_dense_layers_alone(tmp_path):
     # DEPTHWISE_CONV_2D computes nonsense from codes of 4 bits, and CONV_2D has no version that says it reads them.
     layers = L.Conv2D(4, 3), L.DepthwiseConv2D(3), L.ReLU(), L.Flatten(), L.Dense(4)
-    done, _ = quantized(network(*layers), weights=4)
+    done, _ = quantized(network(*layers), bits=4)
     made = done.export(tmp_path / "m.tflite")
     graph = LiteRTGraph((tmp_path / "m.tflite").read_bytes())
     types = {graph.kind(one): graph.tensor(one.inputs[1]).type for one in graph.operators if len(one.inputs) == 3}

@@ -124,7 +124,7 @@ def test_zeros_of_a_pruned_kernel_are_zeros_in_the_file(bits, tmp_path):
         kernel = np.array(layer.kernel)
         kernel[np.random.default_rng(0).random(kernel.shape) < 0.7] = 0.0
         layer.kernel.assign(kernel)
-    file, *_ = made(model, inputs_of(model, examples=8), tmp_path, weights=bits)
+    file, *_ = made(model, inputs_of(model, examples=8), tmp_path, bits=bits)
     interpreter, _ = run(file, model, inputs_of(model, examples=1))
     calls = {one["op_name"]: one for one in interpreter._get_ops_details()}
     for kind, layer, order in (("CONV_2D", conv, (3, 0, 1, 2)), ("FULLY_CONNECTED", dense, (1, 0))):

@@ -95,8 +95,8 @@ def test_pixels_are_the_codes_of_an_input_that_is_calibrated_from_0_to_255(tmp_p
 
 def test_uint8_is_refused_for_activations_of_16_bits(tmp_path):
     x = keras.Input((8,), name="x")
-    done = pk.quantize(keras.Model(x, L.Dense(16)(x)), np.random.default_rng(0).normal(size=(4, 8)), activations=16)
-    with pytest.raises(ValueError, match="of uint8 are those of files with activations=8"):
+    done = pk.quantize(keras.Model(x, L.Dense(16)(x)), np.random.default_rng(0).normal(size=(4, 8)), activation_bits=16)
+    with pytest.raises(ValueError, match="of uint8 are those of files with activation_bits=8"):
         done.export(tmp_path / "m.tflite", integer_io="uint8")
     assert not list(tmp_path.iterdir())
 
@@ -115,7 +115,7 @@ def test_other_words_and_float_activations_are_refused(quantized, tmp_path):
         quantized.export(tmp_path / "m.tflite", integer_io="input")
     x = keras.Input((8,), name="x")
     model = keras.Model(x, L.Dense(16)(x))
-    done = pk.quantize(model, np.ones((4, 8), "float32"), activations=None)
+    done = pk.quantize(model, np.ones((4, 8), "float32"), activation_bits="float")
     with pytest.raises(
         ValueError, match="activations in floating point, as each Keras file is, has inputs and outputs"
     ):
@@ -134,7 +134,7 @@ def test_files_with_inputs_of_open_size_are_checked_at_the_size_of_the_samples(s
     model = keras.Model(x, y)
     randomize(model)
     images = np.random.default_rng(1).normal(size=(4, *(20 if one is None else one for one in shape)))
-    done = pk.quantize(model, images.astype("float32"), activations=bits, misfits="error")
+    done = pk.quantize(model, images.astype("float32"), activation_bits=bits, misfits="error")
     assert done.export(tmp_path / "m.tflite").largest_difference <= 1
     # At another size of the open axes.
     other = np.random.default_rng(2).normal(size=(2, *(26 if one is None else one for one in shape))).astype("float32")

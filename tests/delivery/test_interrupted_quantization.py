@@ -14,13 +14,13 @@ pytestmark = pytest.mark.every_backend
 
 def test_a_second_fit_goes_on_with_the_ranges():
     model = network()
-    callback = quantizing(weights=4)
+    callback = quantizing(bits=4)
     fit(model, callback)
-    first = callback.quantized
-    before = {one.name: one.scale for one in first.report.ranges}
+    first = callback.report
+    before = {one.name: one.scale for one in first.ranges}
     fit(model, callback, epochs=1)
     after = {one.name: one.scale for one in callback.report.ranges}
-    assert callback.quantized is not first and before.keys() == after.keys()
+    assert callback.report is not first and before.keys() == after.keys()
     for name, scale in before.items():
         assert abs(np.log(after[name] / scale)) <= 0.02
     assert before != after
@@ -38,7 +38,7 @@ def test_the_best_epochs_weights_go_with_the_best_epochs_ranges():
     model = network()
     stopping = keras.callbacks.EarlyStopping("val_loss", patience=10, restore_best_weights=True, mode="min")
     grids = []
-    callback = quantizing(weights=4, range_learning_rate=0.05)
+    callback = quantizing(bits=4, range_learning_rate=0.05)
 
     class Keep(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -61,10 +61,10 @@ def test_a_resumed_fit_ends_as_one_that_was_never_interrupted(tmp_path, begin_st
     def training(folder, *others):
         model = network()
         backup = keras.callbacks.BackupAndRestore(str(folder))
-        schedule = pk.PolynomialDecay(final_sparsity=0.5, begin_step=1, end_step=20, frequency=3)
+        schedule = pk.schedules.PolynomialDecay(final_sparsity=0.5, begin_step=1, end_step=20, frequency=3)
         pruning, callback = (
             pk.PruningCallback(schedule, allocation="uniform"),
-            quantizing(weights=4, begin_step=begin_step),
+            quantizing(bits=4, begin_step=begin_step),
         )
         fit(model, backup, pruning, callback, *others, epochs=4)
         return model, callback
@@ -75,12 +75,12 @@ def test_a_resumed_fit_ends_as_one_that_was_never_interrupted(tmp_path, begin_st
     resumed, found = training(tmp_path / "cut")
     for one, two in zip(resumed.get_weights(), whole.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
-    assert found.report.ranges == expected.report.ranges
+    assert found.ranges == expected.ranges
 
 
 @pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["before", "behind"])
 def test_checkpoints_of_keras_hold_the_weights_of_their_epoch_and_nothing_else(tmp_path, first):
-    model, callback, seen = network(), quantizing(weights=4), []
+    model, callback, seen = network(), quantizing(bits=4), []
 
     class Keep(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

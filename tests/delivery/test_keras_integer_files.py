@@ -114,7 +114,7 @@ def dequantized(layer, attribute):
 
 def test_a_file_has_int8_layers_for_weights_alone_and_loads_without_prunekit(tmp_path):
     model, inputs = transformer(), tokens()
-    done = pk.quantize(model, activations=None)
+    done = pk.quantize(model, activation_bits="float")
     before = [values(one) for one in model.variables]
     exported = done.export(tmp_path / "model.keras", samples=inputs)
     attention = [f"attention_{name}" for name in ("query", "key", "value", "attention_output")]
@@ -143,7 +143,7 @@ def test_codes_and_scales_are_those_of_the_quantization(bits, tmp_path):
         value[np.abs(value) < 0.2] = 0.0
         value[:, 1] = 0.0
         kernel.assign(value)
-    done = pk.quantize(model, activations=None, weights=bits)
+    done = pk.quantize(model, activation_bits="float", bits=bits)
     exported = done.export(tmp_path / "m.keras", samples=inputs)
     found = int8_layers(tmp_path / "m.keras")
     attention = {f"attention_{layer.name}": layer for layer in model.get_layer("attention")._flatten_layers()}
@@ -174,7 +174,7 @@ def test_groups_of_at_most_4_bits_are_int4_layers_with_exactly_the_weights(bits,
     value = values(model.get_layer("heads").kernel)
     value[np.abs(value) < 0.05] = 0.0
     model.get_layer("heads").kernel.assign(value)
-    done = pk.quantize(model, activations=None, weights=bits, group_size=16)
+    done = pk.quantize(model, activation_bits="float", bits=bits, group_size=16)
     exported = done.export(tmp_path / "model.keras", samples=inputs)
     attention = [f"attention_{name}" for name in ("query", "key", "value", "attention_output")]
     assert set(exported.int4_layers) == {"table", *attention, "heads", "out"}
@@ -182,7 +182,7 @@ def test_groups_of_at_most_4_bits_are_int4_layers_with_exactly_the_weights(bits,
     assert "7 layers have int4 weights" in exported.verdict() and "1 layer has int8 weights" in exported.verdict()
     loaded = keras.models.load_model(tmp_path / "model.keras")
     for name, kernel in (("heads", model.get_layer("heads").kernel), ("out", model.get_layer("out").kernel)):
-        layer, grid = loaded.get_layer(name), done.found.weights[id(kernel)]
+        layer, grid = loaded.get_layer(name), done.state.weights[id(kernel)]
         assert layer.dtype_policy.name == "int4/16_from_float32"
         codes = values(keras.quantizers.unpack_int4(layer._kernel, int(np.prod(kernel.shape[1:])), axis=-1))
         scale, zero = values(layer.kernel_scale), values(layer.kernel_zero)
@@ -206,10 +206,10 @@ def test_groups_that_keras_does_not_have_stay_in_floating_point(tmp_path):
     )
     inputs = numbers(8, 6, 20)
     bits = {"out": 4, "inputs_last": 4, "conv": 4}
-    options = dict(activations=None, group_size=16)
+    options = dict(activation_bits="float", group_size=16)
     value = values(model.get_layer("inputs_last").kernel)
     assert value.shape == (40, 4)
-    exported = pk.quantize(model, inputs, weights=bits, **options).export(tmp_path / "model.keras")
+    exported = pk.quantize(model, inputs, bits=bits, **options).export(tmp_path / "model.keras")
     assert exported.int4_layers == ("out",) and exported.int8_layers == ("inputs_last",)
     assert exported.left_float == ("conv/kernel: Keras has no int8 form of Conv1D",)
     assert_computes_the_same(tmp_path / "model.keras", model, inputs)
@@ -220,7 +220,7 @@ def test_groups_that_keras_does_not_have_stay_in_floating_point(tmp_path):
         [keras.Input((6, 40)), last, L.Dense(20, name="few"), L.Dense(40, name="wide"), L.Dense(3)]
     )
     bits = {"inputs_last": 4, "few": 4, "wide": 8}
-    exported = pk.quantize(model, numbers(8, 6, 40), weights=bits, **options).export(tmp_path / "model.keras")
+    exported = pk.quantize(model, numbers(8, 6, 40), bits=bits, **options).export(tmp_path / "model.keras")
     reason = "Keras has groups with at most 4 bits, in Dense, Embedding, and EinsumDense with its inputs first"
     assert f"inputs_last/kernel: {reason}" in exported.left_float and f"wide/kernel: {reason}" in exported.left_float
 
@@ -228,7 +228,7 @@ def test_groups_that_keras_does_not_have_stay_in_floating_point(tmp_path):
 @pytest.mark.parametrize("activations", [8, 16])
 def test_ranges_of_tensors_are_left_out_and_the_report_says_so(activations, tmp_path):
     model, inputs = dense(L.Dense(40, activation="relu"), L.Dense(5, name="out")), numbers(40, 24)
-    done = pk.quantize(model, inputs, activations=activations)
+    done = pk.quantize(model, inputs, activation_bits=activations)
     exported = done.export(tmp_path / "model.keras")
     assert "tensors between layers stay in floating point" in exported.notes[0]
     assert_computes_the_same(tmp_path / "model.keras", model, inputs)
@@ -238,7 +238,7 @@ def test_ranges_of_tensors_are_left_out_and_the_report_says_so(activations, tmp_
 @pytest.mark.parametrize(("options", "weights"), [({}, 1), ({"tie_weights": False}, 2)])
 def test_a_reversible_embedding_is_int8_in_both_directions(options, weights, tmp_path):
     model, inputs = reversible(**options), tokens()
-    exported = pk.quantize(model, activations=None).export(tmp_path / "model.keras", samples=inputs)
+    exported = pk.quantize(model, activation_bits="float").export(tmp_path / "model.keras", samples=inputs)
     assert exported.int8_layers == ("table",)
     table = int8_layers(tmp_path / "model.keras")["table"]
     assert [one.dtype for one in table.weights].count("int8") == weights
@@ -249,7 +249,7 @@ def test_a_subclassed_model_becomes_one_of_layers(tmp_path):
     keras.utils.set_random_seed(0)
     model, inputs = Subclassed(), numbers(16, 24)
     model(inputs)
-    exported = pk.quantize(model, inputs, activations=None).export(tmp_path / "model.keras")
+    exported = pk.quantize(model, inputs, activation_bits="float").export(tmp_path / "model.keras")
     assert exported.int8_layers == ("one", "two")
     assert "keras.Model of layers, without the methods of Subclassed" in exported.notes[0]
     assert_computes_the_same(tmp_path / "model.keras", model, inputs)
@@ -263,7 +263,7 @@ def test_other_types_are_kept(policy, tmp_path):
     layers = (L.Dense(40, activation="relu", dtype=policy, name="one"), L.Dense(5, dtype=policy, name="two"))
     inputs = numbers(16, 24).astype("float64" if policy == "float64" else "float32")
     model = dense(*layers, dtype=str(inputs.dtype))
-    exported = pk.quantize(model, inputs, activations=None).export(tmp_path / "m.keras")
+    exported = pk.quantize(model, inputs, activation_bits="float").export(tmp_path / "m.keras")
     found = int8_layers(tmp_path / "m.keras")
     assert exported.int8_layers == ("one", "two")
     assert {layer.dtype_policy.name for layer in found.values()} == {f"int8_from_{policy}"}
@@ -281,7 +281,7 @@ def test_a_compiled_and_trained_model_stays_so_and_its_optimizer_is_not_in_the_f
     model.fit(inputs, inputs[:, :8], verbose=0)
     optimizer, state = model.optimizer, [values(one) for one in model.optimizer.variables]
     calls = [len(layer._inbound_nodes) for layer in model.layers]
-    pk.quantize(model, activations=None).export(tmp_path / "m.keras", samples=inputs)
+    pk.quantize(model, activation_bits="float").export(tmp_path / "m.keras", samples=inputs)
     assert model.compiled and model.optimizer is optimizer
     assert all(np.array_equal(one, values(other)) for one, other in zip(state, optimizer.variables, strict=True))
     assert [len(layer._inbound_nodes) for layer in model.layers] == calls
@@ -296,7 +296,7 @@ def test_a_compiled_and_trained_model_stays_so_and_its_optimizer_is_not_in_the_f
 
 
 def test_an_existing_file_is_replaced_and_a_folder_made(tmp_path):
-    done, path = pk.quantize(dense(L.Dense(40, name="one")), activations=None), tmp_path / "new" / "m.keras"
+    done, path = pk.quantize(dense(L.Dense(40, name="one")), activation_bits="float"), tmp_path / "new" / "m.keras"
     for _ in range(2):
         exported = done.export(path, samples=numbers(4, 24))
         assert exported.bytes == path.stat().st_size and exported.path == str(path)
@@ -312,7 +312,7 @@ def test_the_report_tells_sizes_and_what_stays_in_floating_point(tmp_path):
     y = L.TimeDistributed(L.Dense(10, name="timed"), name="each")(x)
     y = L.LSTM(12, name="lstm")(y)
     model, inputs = keras.Model(x, OwnDense(3, name="own")(L.Dense(500, name="wide")(y))), numbers(16, 4, 30)
-    exported = pk.quantize(model, inputs, activations=None).export(tmp_path / "m.keras")
+    exported = pk.quantize(model, inputs, activation_bits="float").export(tmp_path / "m.keras")
     left = dict(one.split(": ") for one in exported.left_float)
     assert set(left) == {"each/timed/kernel", "lstm/kernel", "lstm/recurrent_kernel", "own/kernel"}
     assert left["own/kernel"] == "Keras has no int8 form of OwnDense" and left["lstm/kernel"].endswith("LSTMCell")
@@ -325,7 +325,7 @@ def test_the_report_tells_sizes_and_what_stays_in_floating_point(tmp_path):
 
 def test_a_large_file_has_a_quarter_of_the_bytes(tmp_path):
     model = dense(L.Dense(600, activation="relu"), L.Dense(400), inputs=600)
-    exported = pk.quantize(model, activations=None).export(tmp_path / "m.keras", samples=numbers(4, 600))
+    exported = pk.quantize(model, activation_bits="float").export(tmp_path / "m.keras", samples=numbers(4, 600))
     assert exported.bytes < 0.28 * exported.float_bytes == 0.28 * 4 * model.count_params()
     assert exported.notes == ()
 
@@ -333,7 +333,7 @@ def test_a_large_file_has_a_quarter_of_the_bytes(tmp_path):
 def test_a_file_that_is_larger_than_in_float32_says_so(tmp_path):
     model, inputs = dense(L.Dense(1, name="one")), numbers(4, 24)
     model.save(tmp_path / "float.keras")
-    exported = pk.quantize(model, activations=None).export(tmp_path / "m.keras", samples=inputs)
+    exported = pk.quantize(model, activation_bits="float").export(tmp_path / "m.keras", samples=inputs)
     assert exported.float_bytes == (tmp_path / "float.keras").stat().st_size < exported.bytes
     assert exported.notes[-1].startswith("The file is not smaller than the float32 file")
 
@@ -342,7 +342,7 @@ def test_a_file_that_is_larger_than_in_float32_says_so(tmp_path):
 def test_attention_with_a_mask_stays_whole_and_in_floating_point(tmp_path):
     model, inputs = transformer(mask_zero=True), tokens()
     inputs[:, 4:] = 0
-    exported = pk.quantize(model, activations=None).export(tmp_path / "m.keras", samples=inputs)
+    exported = pk.quantize(model, activation_bits="float").export(tmp_path / "m.keras", samples=inputs)
     loaded = keras.models.load_model(tmp_path / "m.keras")
     np.testing.assert_allclose(outputs(loaded, inputs), outputs(model, inputs), rtol=1e-4, atol=2e-6)
     assert exported.int8_layers == ("table", "heads", "inner", "shared", "out")
@@ -374,7 +374,7 @@ def _convolutions():
     ids=["convolutions", "a subclass", "float16", "TimeDistributed"],
 )
 def test_a_model_without_an_int8_layer_is_refused_with_the_other_file(build, shape, reason, tmp_path):
-    done = pk.quantize(build(), activations=None)
+    done = pk.quantize(build(), activation_bits="float")
     with pytest.raises(IntegerExportError, match=f'{reason}.*Write a LiteRT file, export."NAME.tflite"'):
         done.export(tmp_path / "m.keras", samples=numbers(4, *shape))
     assert not list(tmp_path.iterdir())
@@ -383,14 +383,14 @@ def test_a_model_without_an_int8_layer_is_refused_with_the_other_file(build, sha
 def test_lora_is_refused_by_the_names_of_layers(tmp_path):
     model = dense(L.Dense(8, name="one"), L.Dense(3, name="two"))
     model.layers[0].enable_lora(2)
-    done = pk.quantize(model, activations=None)
+    done = pk.quantize(model, activation_bits="float")
     with pytest.raises(IntegerExportError, match="Received: LoRA in the layers one. Assign the sums"):
         done.export(tmp_path / "m.keras", samples=numbers(4, 24))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_does_not_load_is_not_kept(tmp_path):
-    done = pk.quantize(dense(Unregistered(), L.Dense(3, name="two")), activations=None)
+    done = pk.quantize(dense(Unregistered(), L.Dense(3, name="two")), activation_bits="float")
     path = tmp_path / "m.keras"
     path.write_bytes(b"former")
     with pytest.raises(IntegerExportError, match="not written: the file does not load in safe mode"):
@@ -399,7 +399,10 @@ def test_a_file_that_does_not_load_is_not_kept(tmp_path):
 
 
 def test_a_file_that_computes_something_else_is_not_kept(tmp_path, monkeypatch):
-    done, right = pk.quantize(dense(L.Dense(3, name="two")), activations=None), keras_integers._GivenCodes.__call__
+    done, right = (
+        pk.quantize(dense(L.Dense(3, name="two")), activation_bits="float"),
+        keras_integers._GivenCodes.__call__,
+    )
 
     def wrong(self, x, to_numpy=True):
         codes, scale = right(self, x, to_numpy)
@@ -426,7 +429,7 @@ def test_a_layer_with_the_kernel_of_another_one_is_named_since_the_file_holds_a_
     first, tied, x = L.Dense(8, name="first"), L.Dense(8, name="tied", use_bias=False), keras.Input((8,))
     first.build((None, 8))
     tied._kernel, tied.bias, tied.built = first.kernel, None, True
-    made = pk.quantize(keras.Model(x, tied(first(x))), activations=None).export(
+    made = pk.quantize(keras.Model(x, tied(first(x))), activation_bits="float").export(
         tmp_path / "m.keras", samples=numbers(16, 8)
     )
     assert made.int8_layers == ("first",)
@@ -444,7 +447,7 @@ def test_layers_that_keras_has_quantized_are_refused_by_name(settings, tmp_path)
     named = {"mode": settings} if isinstance(settings, str) else {"config": settings}
     model.layers[0].quantize(**named)
     mode = model.layers[0].quantization_mode
-    for options in ({}, {"exclude": "one"}, {"activations": None}):
+    for options in ({}, {"exclude": "one"}, {"activation_bits": "float"}):
         with pytest.raises(ValueError, match=rf"Keras has quantized already: one \({mode}\)\. Quantize the model as"):
             pk.quantize(model, inputs, **options)
     kept, refused = pk.export(model, tmp_path, ["keras", "litert"], inputs)

@@ -17,7 +17,7 @@ def exported(model, inputs, path, **options):
     """Returns the export of a model, and the kinds of its operations."""
     done = pk.quantize(model, inputs, **options)
     made = done.export(path)
-    assert made.left_float == done.report.left_float == () and made.largest_difference <= 1
+    assert made.left_float == done.left_float == () and made.largest_difference <= 1
     graph = LiteRTGraph(path.read_bytes())
     return done, [graph.kind(one) for one in graph.operators]
 
@@ -36,7 +36,7 @@ def network(length):
 @pytest.mark.parametrize("bits", [8, 16])
 def test_convolutions_with_one_spatial_axis_compute_on_images_of_one_row_from_first_to_last(bits, tmp_path):
     model, inputs = network(12)
-    done, kinds = exported(model, inputs, tmp_path / "m.tflite", activations=bits)
+    done, kinds = exported(model, inputs, tmp_path / "m.tflite", activation_bits=bits)
     expected = "EXPAND_DIMS CONV_2D DEPTHWISE_CONV_2D MAX_POOL_2D PAD CONV_2D PAD DEPTHWISE_CONV_2D CONV_2D MEAN "
     assert kinds == ["QUANTIZE", *expected.split(), "FULLY_CONNECTED", "DEQUANTIZE"]
     runner = Interpreter(str(tmp_path / "m.tflite")).get_signature_runner()
@@ -73,7 +73,7 @@ def test_no_file_computes_the_shape_of_a_reshape(bits, tmp_path):
     model = keras.Model(x, [L.Dense(3)(z), L.Reshape((2, 10))(z)])
     randomize(model)
     inputs = np.random.default_rng(1).normal(size=(8, 6, 6, 3)).astype("float32")
-    done = pk.quantize(model, inputs, activations=bits)
+    done = pk.quantize(model, inputs, activation_bits=bits)
     done.export(tmp_path / "m.tflite", samples=inputs)
     graph = LiteRTGraph((tmp_path / "m.tflite").read_bytes())
     kinds = [graph.kind(one) for one in graph.operators]

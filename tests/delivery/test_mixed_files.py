@@ -40,10 +40,10 @@ def types_of(path):
     return found
 
 
-@pytest.mark.parametrize("activations", [8, None])
+@pytest.mark.parametrize("activations", [8, "float"])
 def test_each_weight_is_stored_with_its_bits(tmp_path, activations):
     model, data = network()
-    found = pk.quantize(model, data, weights={"second": 4, "hidden": 3, "head": 8}, activations=activations)
+    found = pk.quantize(model, data, bits={"second": 4, "hidden": 3, "head": 8}, activation_bits=activations)
     made = found.export(tmp_path / "mixed.tflite")
     assert types_of(tmp_path / "mixed.tflite") == {432: "int8", 2304: "int4", 512: "int4", 320: "int8"}
     assert not made.left_float and made.largest_difference in (None, 0, 1)
@@ -51,7 +51,7 @@ def test_each_weight_is_stored_with_its_bits(tmp_path, activations):
 
 def test_a_layer_without_bits_stays_in_floating_point(tmp_path):
     model, data = network()
-    made = pk.quantize(model, data, weights={"second": None, "first": 4}).export(tmp_path / "mixed.tflite")
+    made = pk.quantize(model, data, bits={"second": "float", "first": 4}).export(tmp_path / "mixed.tflite")
     assert types_of(tmp_path / "mixed.tflite") == {432: "int4", 2304: "float32", 512: "int8", 320: "int8"}
     assert made.left_float == ("second: CONV_2D",)
 
@@ -61,14 +61,14 @@ def test_a_choice_under_a_budget_is_a_file_of_about_these_bytes(tmp_path):
     choice = pk.choose_bits(model, data, budget=3600)
     assert set(choice.bits.values()) == {4, 8}
     # Corrected biases would be stored, where biases of zeros are not.
-    mixed = pk.quantize(model, data, weights=choice.bits, correct_biases=False)
-    assert mixed.report.bytes[1] == choice.bytes <= 3600
+    mixed = pk.quantize(model, data, bits=choice.bits, correct_biases=False)
+    assert mixed.bytes[1] == choice.bytes <= 3600
     size = mixed.export(tmp_path / "mixed.tflite").bytes
     keras.utils.set_random_seed(0)
     model, _ = network()
     whole = pk.quantize(model, data)
     # What a file holds besides the weights is the same.
-    others = whole.export(tmp_path / "whole.tflite").bytes - whole.report.bytes[1]
+    others = whole.export(tmp_path / "whole.tflite").bytes - whole.bytes[1]
     assert abs(size - choice.bytes - others) < 400
 
 
@@ -93,15 +93,15 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("activations", [8, 16, None])
+@pytest.mark.parametrize("activations", [8, 16, "float"])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_bytes_that_a_budget_counts_are_those_of_the_file(tmp_path, name, activations, bits):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((8, 8, 4)), *LAYERS[name]()])
     data = np.random.default_rng(0).normal(size=(8, 8, 8, 4)).astype("float32")
-    options = dict(activations=activations, method="nearest", correct_biases=False)
-    choice = pk.choose_bits(model, data, budget=10**9, candidates=(bits,), **options)
-    pk.quantize(model, data, weights=choice.bits, **options).export(tmp_path / "w.tflite")
+    options = dict(activation_bits=activations, method="nearest", correct_biases=False)
+    choice = pk.choose_bits(model, data, budget=10**9, bits=(bits,), **options)
+    pk.quantize(model, data, bits=choice.bits, **options).export(tmp_path / "w.tflite")
     ((levels,), scales) = choice.weights, {"depthwise": 16, "dense": 48, "few for a scale": 64}.get(name, 16)
     codes = levels.bytes[0] - (0 if (activations, name) == (None, "few for a scale") else 4 * scales)
     assert codes_and_floats(tmp_path / "w.tflite") == codes
@@ -109,7 +109,7 @@ def test_the_bytes_that_a_budget_counts_are_those_of_the_file(tmp_path, name, ac
 
 def test_zeros_before_the_rounding_are_zeros_of_the_file(tmp_path):
     model, data = network()
-    found = pk.quantize(model, data, weights=4, sparsity=0.75)
+    found = pk.quantize(model, data, bits=4, sparsity=0.75)
     made = found.export(tmp_path / "sparse.tflite")
     assert made.gzip_bytes < 0.8 * made.bytes
     graph = LiteRTGraph((tmp_path / "sparse.tflite").read_bytes())
@@ -126,8 +126,8 @@ def test_zeros_before_the_rounding_are_zeros_of_the_file(tmp_path):
 def test_trained_bits_of_patterns_stay(tmp_path):
     model, data = network()
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    callback = pk.QuantizationCallback(data, weights={"second": 4})
+    callback = pk.QuantizationCallback(data, bits={"second": 4})
     model.fit(data, np.arange(64) % 10, epochs=1, verbose=0, callbacks=[callback])
     assert {row.name: row.bits for row in callback.report.weights}["second/kernel"] == 4
-    callback.quantized.export(tmp_path / "trained.tflite")
+    callback.report.export(tmp_path / "trained.tflite")
     assert types_of(tmp_path / "trained.tflite")[2304] == "int4"

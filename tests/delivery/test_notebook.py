@@ -36,7 +36,7 @@ def results(model, tmp_path_factory):
     batch = np.random.default_rng(2).normal(size=(6, 8)).astype("float32")
     run = run_reports.make()
     point = swept_point("a", {"final": 0.5}, run, "smallest")
-    quantized = pk.quantize(keras.models.clone_model(model), batch, weights=4, exclude="logits")
+    quantized = pk.quantize(keras.models.clone_model(model), batch, bits=4, exclude="logits")
     tensors = (TensorDifference("hidden", 1, 0.25), TensorDifference("logits", None, 0.0))
     near, far = Comparison(0.01, 0.002, None, None), Comparison(0.1, 0.05, 0.75, None)
     return {
@@ -47,10 +47,10 @@ def results(model, tmp_path_factory):
         "diagnosis": pk.gradients.diagnose(model, "mse", batch, batch[:, :3]),
         "run": run,
         "sweep": SweepReport("net", tmp_path_factory.mktemp("sweep"), {"final": [0.5]}, "smallest", (point,)),
-        "rounds": pk.RoundsReport((Round(0, 0.0, 0, None), Round(1, 0.5, 24, 0.75)), pk.inspect(model)),
+        "rounds": pk.reports.RoundsReport((Round(0, 0.0, 0, None), Round(1, 0.5, 24, 0.75)), pk.inspect(model)),
         "groups": pk.channel_groups(model),
         "shrink": pk.shrink(model, channels=0.5)[1],
-        "quantized": quantized.report,
+        "quantized": quantized,
         "integers": IntegerExport("net.tflite", 900, 700, 1200, ("TANH x/tanh",), tensors, near, far, ("A remark.",)),
         "section": Section("Table", (Column("Name"), Column("Value", "number")), (("a", 1.5),)),
     }

@@ -138,7 +138,7 @@ def test_plan_report_and_file_name_the_same_layers_in_floating_point(family, tmp
 @pytest.mark.parametrize("family", FAMILIES)
 def test_they_do_so_for_each_activation(family, first, bits, tmp_path):
     biases = itertools.islice(itertools.cycle(BIASES), first, None)
-    _check(family, list(zip(ACTIVATIONS, biases, strict=False)), tmp_path, activations=bits)
+    _check(family, list(zip(ACTIVATIONS, biases, strict=False)), tmp_path, activation_bits=bits)
 
 
 def _check(family, pairs, folder, **options):
@@ -146,7 +146,7 @@ def _check(family, pairs, folder, **options):
     planned = sorted(one.name for one in planned_quantization(model, QuantizationOptions(**options)).left_float)
     done = pk.quantize(model, inputs, **options)
     made = done.export(folder / "m.tflite")
-    reported = sorted(one.name for one in done.report.left_float)
+    reported = sorted(one.name for one in done.left_float)
     assert planned == reported == in_floating_point(made.left_float)
     softplus = sum("softplus" in one for one, _ in pairs) * len(FAMILIES[family][1])
     assert len(planned) >= softplus > 0
@@ -175,10 +175,12 @@ def blocks_of_pixels(lengths, pairs):
 )
 def test_they_name_the_same_moves_of_blocks_of_pixels(lengths, bits, moved, tmp_path):
     model, inputs = blocks_of_pixels(lengths, FEW)
-    planned = sorted(one.name for one in planned_quantization(model, QuantizationOptions(activations=bits)).left_float)
-    done = pk.quantize(model, inputs, activations=bits)
+    planned = sorted(
+        one.name for one in planned_quantization(model, QuantizationOptions(activation_bits=bits)).left_float
+    )
+    done = pk.quantize(model, inputs, activation_bits=bits)
     made = done.export(tmp_path / "m.tflite")
-    assert planned == sorted(one.name for one in done.report.left_float) == in_floating_point(made.left_float)
+    assert planned == sorted(one.name for one in done.left_float) == in_floating_point(made.left_float)
     assert sum("space" in one for one in planned) == moved and any("branch" in one for one in planned)
     assert made.largest_difference <= 1
 
@@ -194,7 +196,7 @@ def test_relus_behind_dilated_and_transposed_convolutions_are_integers_after_tra
     inputs = np.random.default_rng(1).normal(size=(8, 8, 8, 3)).astype("float32")
     callback = pk.QuantizationCallback(inputs, misfits="error")
     model.fit(inputs, np.zeros((8, 2)), epochs=1, batch_size=4, verbose=0, callbacks=[callback])
-    assert callback.quantized.export(tmp_path / "m.tflite").left_float == ()
+    assert callback.report.export(tmp_path / "m.tflite").left_float == ()
 
 
 def test_a_file_with_parts_in_floating_point_that_the_report_lacks_is_refused_or_says_so(tmp_path, monkeypatch):

@@ -16,10 +16,10 @@ def test_the_model_ends_on_integers_and_keeps_its_accuracy():
     model = network()
     fit(model, epochs=4)
     floats = model.evaluate(X, Y, verbose=0)[1]
-    callback = quantizing(weights=4)
+    callback = quantizing(bits=4)
     history = fit(model, callback, epochs=4).history
     assert all(is_on_a_grid_of(values, 4) for values in kernels(model).values())
-    with callback.quantized.simulating():
+    with callback.report.simulating():
         assert model.evaluate(X, Y, verbose=0)[1] >= floats - 0.02
     assert history["loss"][-1] < history["loss"][0]
     assert callback.report.method == "training" and {one.name for one in callback.report.weights} == KERNELS
@@ -28,9 +28,9 @@ def test_the_model_ends_on_integers_and_keeps_its_accuracy():
 
 def test_validation_in_fit_measures_the_model_on_integers_and_the_last_one_is_what_is_left():
     model = network()
-    callback = quantizing(weights=3)
+    callback = quantizing(bits=3)
     history = fit(model, callback, validation_data=(X, Y), validation_batch_size=64).history
-    with callback.quantized.simulating():
+    with callback.report.simulating():
         found = model.evaluate(X, Y, batch_size=64, verbose=0)
     np.testing.assert_allclose(found, [history["val_loss"][-1], history["val_accuracy"][-1]], rtol=1e-4)
     assert abs(model.evaluate(X, Y, batch_size=64, verbose=0)[0] - found[0]) > 1e-6
@@ -66,7 +66,7 @@ def test_a_training_on_integers_advances_the_random_seeds_as_any_other(options):
 
     expected = seeds()
     assert [seed for seed, _ in expected] == [1, 2] and all(count >= 8 for _, count in expected)
-    assert seeds(quantizing(None, activations=None, **options)) == expected
+    assert seeds(quantizing(None, activation_bits="float", **options)) == expected
 
 
 class Watch(keras.callbacks.Callback):
@@ -97,7 +97,7 @@ def test_a_training_that_ends_before_it_begins_is_followed_by_a_quantization_aft
     after = pk.quantize(other, X[:64], method="nearest")
     for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
-    assert trained.report.ranges == after.report.ranges
+    assert trained.report.ranges == after.ranges
     assert "rounded without training" in trained.report.notes[0]
 
 
@@ -108,7 +108,7 @@ def test_before_it_begins_the_training_is_in_floating_point():
         on_epoch_end=lambda epoch, logs: states.append([np.array(one) for one in model.get_weights()])
     )
     # An epoch has eight updates.
-    callback = quantizing(weights=3, begin_step=8)
+    callback = quantizing(bits=3, begin_step=8)
     fit(model, callback, keep, epochs=2)
     other = network()
     fit(other, epochs=1)
@@ -149,8 +149,8 @@ def test_batch_normalizations_are_frozen_from_a_step_on(freeze_step, frozen_from
 
 def test_with_pruning_the_zeros_are_exact_and_in_the_grids():
     model = network()
-    schedule = pk.PolynomialDecay(final_sparsity=0.5, begin_step=1, end_step=12, frequency=2)
-    pruning, callback = pk.PruningCallback(schedule, allocation="uniform"), quantizing(weights=4, begin_step=3)
+    schedule = pk.schedules.PolynomialDecay(final_sparsity=0.5, begin_step=1, end_step=12, frequency=2)
+    pruning, callback = pk.PruningCallback(schedule, allocation="uniform"), quantizing(bits=4, begin_step=3)
     for order in ((pruning, callback), (callback, pruning)):
         fit(model, *order, epochs=2)
         assert not any(pruning.pruner.audit().values())
@@ -160,10 +160,10 @@ def test_with_pruning_the_zeros_are_exact_and_in_the_grids():
 
 
 REFUSALS = {
-    "no data": (dict(data=None), ValueError, "activations=8 reads calibration data. Received: data=None"),
+    "no data": (dict(data=None), ValueError, "activation_bits=8 reads calibration data. Received: data=None"),
     "unknown option": (dict(bits=4), TypeError, "bits"),
     "option of rounding without training": (dict(method="gptq"), TypeError, "method"),
-    "one bit": (dict(weights=1), ValueError, "`weights` is the number of bits"),
+    "one bit": (dict(bits=1), ValueError, "`weights` is the number of bits"),
     "a begin before the first step": (dict(begin_step=-1), ValueError, "begin_step"),
     "a freeze at half a step": (dict(freeze_step=1.5), TypeError, "freeze_step"),
     "no rate": (dict(range_learning_rate=0), ValueError, "`range_learning_rate` is a number above 0 and below 1"),
@@ -207,19 +207,19 @@ def test_data_of_another_shape_are_refused_before_the_first_update():
 
 def test_results_do_not_exist_before_the_end_of_fit():
     with pytest.raises(RuntimeError, match="exist once `fit` has ended"):
-        _ = quantizing().quantized
+        _ = quantizing().report
 
 
 def test_weights_alone_need_no_data():
     model = network()
-    callback = pk.QuantizationCallback(weights=4, activations=None)
+    callback = pk.QuantizationCallback(bits=4, activation_bits="float")
     fit(model, callback, epochs=1)
     assert callback.report.ranges == () and all(is_on_a_grid_of(one, 4) for one in kernels(model).values())
 
 
 def test_a_layer_that_is_excluded_is_trained_in_floating_point():
     model = network()
-    callback = quantizing(weights=3, exclude="logits")
+    callback = quantizing(bits=3, exclude="logits")
     fit(model, callback, epochs=1)
     assert not is_on_a_grid_of(kernels(model)["logits/kernel"], 3)
     assert {one.name for one in callback.report.weights} == KERNELS - {"logits/kernel"}
@@ -240,7 +240,7 @@ def test_compiled_and_eager_steps(options):
     if BACKEND == "torch" and "steps_per_execution" in options:
         pytest.skip("Keras runs one step at a time on PyTorch")
     model = network(**options)
-    callback = quantizing(weights=4)
+    callback = quantizing(bits=4)
     history = fit(model, callback, epochs=2, validation_data=(X, Y)).history
     assert history["loss"][-1] < history["loss"][0]
     assert all(is_on_a_grid_of(one, 4) for one in kernels(model).values())
@@ -255,7 +255,7 @@ def in_mixed_precision():
 
 def test_mixed_precision_trains_ranges_in_float32(in_mixed_precision):
     model = network()
-    callback = quantizing(weights=4)
+    callback = quantizing(bits=4)
     history = fit(model, callback, epochs=3).history
     assert history["loss"][-1] < history["loss"][0]
     assert all(is_on_a_grid_of(one, 4) for one in kernels(model).values())
@@ -273,19 +273,19 @@ def test_a_model_with_several_outputs_and_a_shared_layer():
     generator = np.random.default_rng(0)
     inputs = {name: generator.normal(size=(64, 6)).astype("float32") for name in ("first", "second")}
     labels = {"a": inputs["first"].sum(axis=1, keepdims=True), "b": inputs["second"][:, :2]}
-    callback = pk.QuantizationCallback(inputs, weights=4)
+    callback = pk.QuantizationCallback(inputs, bits=4)
     history = model.fit(inputs, labels, epochs=5, batch_size=16, verbose=0, callbacks=[callback]).history
     assert history["loss"][-1] < history["loss"][0]
-    weights = unique_weights(callback.quantized.found.placement)
+    weights = unique_weights(callback.report.state.placement)
     assert {one.name for one in weights} == {"shared/kernel", "a/kernel", "b/kernel"} and len(weights) == 3
 
 
 @tensorflow_only
 def test_the_file_computes_what_was_trained(tmp_path):
     model = network()
-    callback = quantizing(weights=4)
+    callback = quantizing(bits=4)
     fit(model, callback)
-    made = callback.quantized.export(tmp_path / "model.tflite")
+    made = callback.report.export(tmp_path / "model.tflite")
     assert made.bytes == (tmp_path / "model.tflite").stat().st_size
     assert made.simulation.max_error < 0.05 and max(one.largest or 0 for one in made.tensors) <= 1
     assert made.float_model is not None
@@ -294,11 +294,11 @@ def test_the_file_computes_what_was_trained(tmp_path):
 @tensorflow_only
 def test_the_file_of_a_training_in_mixed_precision_has_its_ranges_and_computes_in_float32(in_mixed_precision, tmp_path):
     model = network()
-    callback = quantizing(weights=4)
+    callback = quantizing(bits=4)
     fit(model, callback)
     layers = {one.name: one.dtype_policy for one in model._flatten_layers()}
     before = model.predict(X, verbose=0)
-    made = callback.quantized.export(tmp_path / "model.tflite")
+    made = callback.report.export(tmp_path / "model.tflite")
     assert made.simulation.max_error < 0.05 and max(one.largest or 0 for one in made.tensors) <= 1
     assert {one.name: one.dtype_policy for one in model._flatten_layers()} == layers
     np.testing.assert_array_equal(model.predict(X, verbose=0), before)
@@ -321,7 +321,7 @@ def test_without_data_such_a_model_is_refused_with_the_remedy():
     if keras.backend.backend() != "tensorflow":
         pytest.skip("Keras builds models before callbacks there")
     with pytest.raises(ValueError, match="is not built.*a QuantizationCallback from its data"):
-        fit(model, pk.QuantizationCallback(activations=None))
+        fit(model, pk.QuantizationCallback(activation_bits="float"))
 
 
 def test_normalizations_freeze_after_quantization_begins():

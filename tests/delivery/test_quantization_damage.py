@@ -34,14 +34,14 @@ def test_the_report_has_the_metrics_that_evaluate_gives_of_the_model_and_of_its_
     done = pk.quantize(model, (X, Y))
     with done.simulating():
         after = model.evaluate(X, Y, verbose=0, return_dict=True)
-    found = done.report.damage
+    found = done.damage
     for one in found.metrics:
         assert (one.before, one.after) == pytest.approx((before[one.name], after[one.name]), rel=1e-4)
     assert found.examples == 96 and 0 < found.error < 0.05 and found.agreement > 0.95
-    assert f"on 96 examples of the data: {found}" in str(done.report)
-    assert done.report.sections()[0] == found.section()
-    assert done.report.to_dict()["damage"]["outputs"][0]["agreement"] == found.agreement
-    assert not any("Much was lost" in note for note in done.report.notes)
+    assert f"on 96 examples of the data: {found}" in str(done)
+    assert done.sections()[0] == found.section()
+    assert done.to_dict()["damage"]["outputs"][0]["agreement"] == found.agreement
+    assert not any("Much was lost" in note for note in done.notes)
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_the_report_has_the_metrics_that_evaluate_gives_of_the_model_and_of_its_
     ids=["nearest", "gptq"],
 )
 def test_a_large_loss_ends_with_what_to_try_next(trained, options, remedy):
-    report = pk.quantize(copied(trained), X, weights=2, **options).report
+    report = pk.quantize(copied(trained), X, bits=2, **options)
     (note,) = [one for one in report.notes if "Much was lost" in one]
     assert note.startswith("Much was lost on 96 examples of the data: same class 0.") and note.endswith(remedy)
 
 
 def test_fewer_bits_than_files_store_are_told_where_they_are_chosen(trained):
     for bits in (2, 3, 4):
-        notes = pk.quantize(copied(trained), X, weights=bits).report.notes
+        notes = pk.quantize(copied(trained), X, bits=bits).notes
         told = [
             one for one in notes if one.startswith(f"Weights of {bits} bits: a LiteRT file stores each code with 4")
         ]
@@ -68,7 +68,7 @@ def test_fewer_bits_than_files_store_are_told_where_they_are_chosen(trained):
 
 
 def test_files_of_4_and_8_bits_are_compared_with_one_float_file(trained, tmp_path):
-    exports = [pk.quantize(copied(trained), X, weights=bits).export(tmp_path / f"{bits}.tflite") for bits in (8, 4)]
+    exports = [pk.quantize(copied(trained), X, bits=bits).export(tmp_path / f"{bits}.tflite") for bits in (8, 4)]
     assert exports[0].float_bytes == exports[1].float_bytes > 4 * trained.count_params()
 
 
@@ -83,7 +83,7 @@ def test_a_training_on_integers_is_compared_with_the_trained_weights(trained):
 
 
 def test_without_data_there_is_nothing_to_compare(trained):
-    report = pk.quantize(copied(trained), activations=None).report
+    report = pk.quantize(copied(trained), activation_bits="float")
     assert report.damage is None and report.to_dict()["damage"] is None
 
 
@@ -92,12 +92,12 @@ def test_doubtful_data_are_told_by_a_warning_the_report_and_the_export(trained, 
     with pytest.warns(UserWarning, match="all values are the same at") as told:
         done = pk.quantize(model, X * 0)
     (problem,) = [str(one.message) for one in told]
-    assert done.report.notes[0] == done.export(tmp_path / "zeros.tflite").notes[0] == problem
+    assert done.notes[0] == done.export(tmp_path / "zeros.tflite").notes[0] == problem
 
 
 def test_few_examples_for_gptq_are_named(trained):
     few, enough, nearest = (
-        pk.quantize(copied(trained), data, weights=bits).report.notes
+        pk.quantize(copied(trained), data, bits=bits).notes
         for data, bits in ((X, 4), (np.concatenate([X, X]), 4), (X, 8))
     )
     assert any(note.startswith("96 examples were read. Outputs rounded by GPTQ") for note in few)

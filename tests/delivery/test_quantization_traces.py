@@ -14,7 +14,7 @@ pytestmark = pytest.mark.every_backend
 def test_the_steps_traced_before_quantization_begins_are_not_used_after():
     """The pruning callback's step was traced alone; from the begin of quantization on it is traced in both scopes."""
     model = network()
-    schedule = pk.PolynomialDecay(final_sparsity=0.5, begin_step=1, end_step=12, frequency=2)
+    schedule = pk.schedules.PolynomialDecay(final_sparsity=0.5, begin_step=1, end_step=12, frequency=2)
     built = []
     original = train_function.ScopedFunction._build
 
@@ -24,7 +24,7 @@ def test_the_steps_traced_before_quantization_begins_are_not_used_after():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_function.ScopedFunction, "_build", counted)
-        callback = quantizing(weights=3, begin_step=4, freeze_step=10)
+        callback = quantizing(bits=3, begin_step=4, freeze_step=10)
         fit(model, pk.PruningCallback(schedule, allocation="uniform"), callback, epochs=2)
     # The pruning's at the start, at the begin and at the freeze; the quantization's at the two latter.
     assert len(built) == 5
@@ -54,7 +54,7 @@ def trained_from(start, model, **options):
     for variable in model.optimizer.variables[:1] + model.optimizer.variables[2:]:
         variable.assign(np.zeros(variable.shape, "float32"))
     model.get_layer("dropout").seed_generator.state.assign(np.array([0, 0], "uint32"))
-    callback = quantizing(X[64:128], range_learning_rate=0.01, **{"weights": 4} | options)
+    callback = quantizing(X[64:128], range_learning_rate=0.01, **{"bits": 4} | options)
     return callback, fit(model, callback, epochs=1, validation_data=(X, Y)).history
 
 
@@ -62,7 +62,7 @@ def trained_from(start, model, **options):
 def test_a_new_callback_on_the_same_model_needs_no_trace_and_trains_as_one_on_a_new_model(monkeypatch):
     first, second = network(), network()
     start = first.get_weights()
-    former = quantizing(weights=4)
+    former = quantizing(bits=4)
     fit(first, former, epochs=1, validation_data=(X, Y))
     values = former._work.values()
     traces = _Traces(first, monkeypatch)
@@ -85,21 +85,21 @@ def test_a_new_callback_on_the_same_model_needs_no_trace_and_trains_as_one_on_a_
 def test_the_step_with_frozen_normalizations_is_kept_too_and_other_options_need_a_trace(monkeypatch):
     model = network()
     start = model.get_weights()
-    fit(model, quantizing(weights=4, freeze_step=4), epochs=1, validation_data=(X, Y))
+    fit(model, quantizing(bits=4, freeze_step=4), epochs=1, validation_data=(X, Y))
     traces = _Traces(model, monkeypatch)
     trained_from(start, model, freeze_step=6)
     assert traces.count == 0
-    trained_from(start, model, weights=3)
+    trained_from(start, model, bits=3)
     assert traces.count > 0
 
 
 @tensorflow_only
 def test_the_former_callback_goes_on_after_another_one_took_its_trace():
     model = network()
-    first = quantizing(weights=4, range_learning_rate=0.01)
+    first = quantizing(bits=4, range_learning_rate=0.01)
     fit(model, first, epochs=1)
-    ranges = {one.name: one.scale for one in first.report.ranges}
-    fit(model, quantizing(weights=4, data=X[:64] * 3), epochs=1)
+    ranges = {one.name: one.scale for one in first.ranges}
+    fit(model, quantizing(bits=4, data=X[:64] * 3), epochs=1)
     fit(model, first, epochs=1)
-    for one in first.report.ranges:
+    for one in first.ranges:
         assert abs(np.log(one.scale / ranges[one.name])) <= 0.2

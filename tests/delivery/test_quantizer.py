@@ -31,7 +31,7 @@ def run(model, optimizer, steps=6, step=None):
 
 
 def on_their_grids(quantized):
-    found = quantized.found
+    found = quantized.state
     return all(
         found.weights[id(one.variable)].holds(numbers([one.variable])[0]) for one in unique_weights(found.placement)
     )
@@ -41,7 +41,7 @@ def test_a_loop_trains_weights_and_ranges_and_ends_on_integers():
     model = network(compiled=False)
     optimizer = keras.optimizers.Adam(0.01)
     before = numbers(model.trainable_variables)
-    with pk.Quantizer(model, X[:64], optimizer, weights=4) as quantizer:
+    with pk.Quantizer(model, X[:64], optimizer, bits=4) as quantizer:
         scales = model.trainable_variables[: -len(before)]
         losses = run(model, optimizer, 8)
         moved = numbers(scales)
@@ -50,14 +50,14 @@ def test_a_loop_trains_weights_and_ranges_and_ends_on_integers():
     assert [one.shape for one in moved] == [(20,)] and (moved[0] != 0).all()
     quantized = quantizer.finish()
     assert on_their_grids(quantized) and quantizer.finish() is quantized
-    assert quantized.report.method == "training" and {one.bits for one in quantized.report.weights} == {4}
+    assert quantized.method == "training" and {one.bits for one in quantized.weights} == {4}
     assert any((one != two).any() for one, two in zip(before, numbers(model.trainable_variables), strict=True))
 
 
 def test_inside_the_model_computes_on_integers_and_outside_it_is_its_own():
     model = network()
     expected = model.predict(X[:8], verbose=0)
-    quantizer = pk.Quantizer(model, X[:64], weights=2)
+    quantizer = pk.Quantizer(model, X[:64], bits=2)
     inside = model.predict(X[:8], verbose=0)
     assert np.abs(inside - expected).max() > 1e-3
     quantized = quantizer.finish()
@@ -68,23 +68,23 @@ def test_inside_the_model_computes_on_integers_and_outside_it_is_its_own():
 
 def test_a_step_is_that_of_fit():
     model = network()
-    callback = pk.QuantizationCallback(X[:64], weights=4, freeze_step=-1)
+    callback = pk.QuantizationCallback(X[:64], bits=4, freeze_step=-1)
     model.get_layer("dropout").rate = 0.0
     model.fit(X[:32], Y[:32], batch_size=32, epochs=1, shuffle=False, verbose=0, callbacks=[callback])
     other = network()
     other.get_layer("dropout").rate = 0.0
-    with pk.Quantizer(other, X[:64], weights=4) as quantizer:
+    with pk.Quantizer(other, X[:64], bits=4) as quantizer:
         other.train_on_batch(X[:32], Y[:32])
     for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
     of_fit = {one.name: one.scale for one in callback.report.ranges}
-    for one in quantizer.finish().report.ranges:
+    for one in quantizer.finish().ranges:
         np.testing.assert_allclose(one.scale, of_fit[one.name], rtol=1e-5)
 
 
 def test_frozen_normalizations_keep_their_statistics_and_train_their_factors():
     model = network()
-    with pk.Quantizer(model, X[:64], weights=4) as quantizer:
+    with pk.Quantizer(model, X[:64], bits=4) as quantizer:
         run(model, model.optimizer, 2)
         quantizer.freeze_normalizations()
         norm = model.get_layer("norm")
@@ -106,7 +106,7 @@ def test_a_loop_that_is_resumed_ends_as_one_that_was_not_interrupted(frozen, tmp
         variables = [*model.variables, *optimizer.variables]
         for variable, value in zip(variables, values, strict=bool(values)):
             variable.assign(value)
-        quantizer = pk.Quantizer(model, X[:64], optimizer, weights=4, range_learning_rate=0.01)
+        quantizer = pk.Quantizer(model, X[:64], optimizer, bits=4, range_learning_rate=0.01)
         return model, optimizer, variables, quantizer
 
     model, optimizer, variables, whole = started()
@@ -122,30 +122,30 @@ def test_a_loop_that_is_resumed_ends_as_one_that_was_not_interrupted(frozen, tmp
     # Files of other kinds give their arrays in another order.
     resumed.restore(dict(reversed(dict(np.load(tmp_path / "scales.npz")).items())))
     run(other, its_optimizer, 4)
-    assert resumed.finish().report.ranges == whole.finish().report.ranges
+    assert resumed.finish().ranges == whole.finish().ranges
     for one, two in zip(numbers(its_variables), numbers(variables), strict=True):
         np.testing.assert_array_equal(one, two)
 
 
 def test_a_state_of_another_quantization_is_refused_and_the_loop_goes_on():
     model = network()
-    quantizer = pk.Quantizer(model, X[:64], weights=4)
+    quantizer = pk.Quantizer(model, X[:64], bits=4)
     state = quantizer.state()
     with pytest.raises(ValueError, match="Received: arrays without 'frozen'"):
         quantizer.restore({})
-    others = pk.Quantizer(network(), X[:64], weights=4, exclude="logits")
+    others = pk.Quantizer(network(), X[:64], bits=4, exclude="logits")
     with pytest.raises(ValueError, match="must quantize the same tensors and weights as before"):
         others.restore(state)
     run(others.model, others.model.optimizer, 1)
     others.finish()
     quantizer.finish()
-    for options in (dict(weights=8), dict(weights=4, activations=16)):
+    for options in (dict(bits=8), dict(bits=4, activation_bits=16)):
         wider = pk.Quantizer(network(), X[:64], **options)
         with pytest.raises(ValueError, match="must quantize the same tensors and weights as before"):
             wider.restore(state)
         wider.finish()
     short = {name: one for name, one in state.items() if name != "zero_point/0"}
-    again = pk.Quantizer(network(), X[:64], weights=4)
+    again = pk.Quantizer(network(), X[:64], bits=4)
     with pytest.raises(ValueError, match="lacks 'zero_point/0', or another version"):
         again.restore(short)
     again.finish()
@@ -156,10 +156,10 @@ def test_a_state_of_another_quantization_is_refused_and_the_loop_goes_on():
 
 def test_pruned_weights_stay_zero_in_every_step():
     model = network()
-    schedule = pk.PolynomialDecay(final_sparsity=0.5, begin_step=0, end_step=4, frequency=1)
+    schedule = pk.schedules.PolynomialDecay(final_sparsity=0.5, begin_step=0, end_step=4, frequency=1)
     with (
         pk.Pruner(model, schedule, allocation="uniform") as pruner,
-        pk.Quantizer(model, X[:64], weights=4) as quantizer,
+        pk.Quantizer(model, X[:64], bits=4) as quantizer,
     ):
         step = training_step(model, model.optimizer, LOSS)
         for start in range(0, 192, 32):
@@ -189,7 +189,7 @@ def test_an_error_in_the_loop_gives_the_model_back_with_its_weights():
 def test_ranges_move_with_the_weights_where_the_loops_optimizer_accumulates_gradients():
     model = network(compiled=False)
     optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)
-    with pk.Quantizer(model, X[:64], optimizer, weights=4):
+    with pk.Quantizer(model, X[:64], optimizer, bits=4):
         scales = model.trainable_variables[:1]
         run(model, optimizer, 1)
         assert not any(np.any(one != 0) for one in numbers(scales))
@@ -253,7 +253,7 @@ def test_a_quantization_inside_a_simulation_is_refused():
     model = network()
     first = pk.quantize(model, X[:64])
     with first.simulating(), pytest.raises(RuntimeError, match=r"inside `simulating\(\)`.* End that first"):
-        pk.quantize(model, X[:64], weights=4)
+        pk.quantize(model, X[:64], bits=4)
 
 
 def test_weights_that_are_not_finite_at_the_end_are_refused_by_name():
@@ -283,7 +283,7 @@ def test_files_that_are_saved_inside_load_without_prunekit(tmp_path):
 def test_a_tape_loop_of_prunekit_trains_in_it(jit_compile):
     model = network(compiled=False)
     optimizer = keras.optimizers.Adam(0.01)
-    with pk.Quantizer(model, X[:64], optimizer, weights=4) as quantizer:
+    with pk.Quantizer(model, X[:64], optimizer, bits=4) as quantizer:
         loop = pk.loops.TapeLoop(model, optimizer, LOSS, jit_compile=jit_compile)
         history = loop.fit(X, Y, epochs=2, batch_size=32, shuffle=False).history
     assert history["loss"][-1] < history["loss"][0] and on_their_grids(quantizer.finish())
@@ -301,7 +301,7 @@ for strategy in (None, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])):
         model = network(compiled=False)
         model.get_layer("dropout").rate = 0.0
         model.compile(keras.optimizers.SGD(0.05), LOSS)
-    schedule = pk.PolynomialDecay(final_sparsity=0.5, end_step=10, frequency=2)
+    schedule = pk.schedules.PolynomialDecay(final_sparsity=0.5, end_step=10, frequency=2)
     # Statistics of a batch are those of a replica.
     callback = pk.QuantizationCallback(x[:64], weights=4, freeze_step=0)
     callbacks = [pk.PruningCallback(schedule), callback]

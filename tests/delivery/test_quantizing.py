@@ -80,7 +80,7 @@ def test_the_simulation_is_not_run_again_for_a_file_on_the_calibration_data(tmp_
 
 def test_the_result_shows_what_was_done(eight):
     done, _, _ = eight
-    assert repr(done) == f"<Quantized {done.model.name!r}: {done.report.verdict()}>"
+    assert repr(done) == f"<QuantizationResult {done.model.name!r}: {done.verdict()}>"
 
 
 def test_the_fields_of_an_export_describe_the_file(eight):
@@ -88,7 +88,7 @@ def test_the_fields_of_an_export_describe_the_file(eight):
     content = Path(export.path).read_bytes()
     assert export.bytes == len(content) and export.gzip_bytes < export.bytes < export.float_bytes
     assert export.left_float == () and export.largest_difference <= 1
-    assert [one.name for one in export.tensors] == [one.name for one in done.report.ranges]
+    assert [one.name for one in export.tensors] == [one.name for one in done.ranges]
     assert 0.0 < export.float_model.mean_error < 0.02
     start = f"{export.path}: {export.bytes:,} bytes ({export.bytes / export.float_bytes:.3f} of the float32 file)"
     assert export.verdict().startswith(start)
@@ -127,7 +127,7 @@ def test_the_file_of_a_model_with_a_fixed_batch_size_is_compared(tmp_path):
 def test_with_activations_in_floating_point_the_file_computes_what_the_quantized_model_does(bits, kind, tmp_path):
     model = network()
     inputs = inputs_of(model, examples=16)
-    done = pk.quantize(model, weights=bits, activations=None)
+    done = pk.quantize(model, bits=bits, activation_bits="float")
     export = done.export(tmp_path / "m.tflite", samples=inputs)
     expected = model.predict(inputs, verbose=0)
     assert np.abs(outputs_of(export.path, inputs) - expected).max() <= 1e-5 * np.abs(expected).max()
@@ -154,14 +154,14 @@ def test_weights_of_4_bits_are_stored_two_in_each_byte_with_the_codes_of_the_mod
         kernel[rng.random(kernel.shape) < 0.6] = 0.0
         model.get_layer(name).kernel.assign(kernel)
         zeros[name] = kernel.transpose(order) == 0.0
-    done = pk.quantize(model, inputs_of(model, examples=32), weights=bits)
+    done = pk.quantize(model, inputs_of(model, examples=32), bits=bits)
     export = done.export(tmp_path / "m.tflite")
     assert export.left_float == () and export.largest_difference <= 1
     stored = stored_weights(tmp_path / "m.tflite")
     for name, operation, order in OPERATIONS:
         found, codes, scales = stored[operation]
         layer = model.get_layer(name)
-        grid, kernel = done.found.weights[id(layer.kernel)], np.array(layer.kernel)
+        grid, kernel = done.state.weights[id(layer.kernel)], np.array(layer.kernel)
         expected = grid.codes(kernel).transpose(order).reshape(codes.shape)
         assert found == INT4 and np.array_equal(codes, expected)
         assert (codes.reshape(zeros[name].shape)[zeros[name]] == 0).all() and codes.any()
@@ -173,7 +173,7 @@ def test_a_file_of_4_bits_is_smaller_than_one_of_8(tmp_path):
     for bits in (8, 4):
         keras.utils.set_random_seed(0)
         model = stack((64,), L.Dense(128, activation="relu"), L.Dense(10))
-        done = pk.quantize(model, inputs_of(model, examples=16), weights=bits, method="nearest")
+        done = pk.quantize(model, inputs_of(model, examples=16), bits=bits, method="nearest")
         sizes[bits] = done.export(tmp_path / f"{bits}.tflite").bytes
     assert 0.45 * (64 * 128 + 1280) < sizes[8] - sizes[4] < 0.51 * (64 * 128 + 1280)
 
@@ -244,7 +244,7 @@ def reader_of_texts():
 def test_a_model_that_reads_texts_is_quantized_and_the_part_behind_the_lookup_is_a_file(kind, tmp_path):
     model, texts = reader_of_texts(), np.array(TEXTS).astype("S" if kind is bytes else kind)[:, None]
     done = pk.quantize(model, texts)
-    assert {row.name for row in done.report.weights} == {"table/embeddings", "head/kernel"}
+    assert {row.name for row in done.weights} == {"table/embeddings", "head/kernel"}
     with pytest.raises(ValueError, match="in which words reads texts. Quantize the part behind it") as refused:
         done.export(tmp_path / "model.tflite")
     code = str(refused.value).split("outputs: ")[1].removesuffix(".")
@@ -272,7 +272,7 @@ LISTED = {
 @pytest.mark.parametrize("data", LISTED.values(), ids=LISTED)
 def test_texts_of_each_kind_are_read_and_the_report_names_what_stays_outside(data, tmp_path):
     done = pk.quantize(reader_of_texts(), data)
-    (note,) = [one for one in done.report.notes if "texts" in one]
+    (note,) = [one for one in done.notes if "texts" in one]
     assert note.startswith("words reads texts, outside of the integers: a Keras file ")
     assert "model.get_layer('words')(texts)" in note
     assert done.export(tmp_path / "net.keras").bytes > 0
@@ -282,9 +282,9 @@ def test_texts_of_each_kind_are_read_and_the_report_names_what_stays_outside(dat
 def test_texts_in_tensors_and_datasets_are_read(tmp_path):
     import tensorflow as tf
 
-    expected = pk.quantize(reader_of_texts(), np.array(TEXTS)).report.damage.error
+    expected = pk.quantize(reader_of_texts(), np.array(TEXTS)).damage.error
     for data in (tf.constant(TEXTS), tf.data.Dataset.from_tensor_slices(TEXTS).batch(2)):
-        assert pk.quantize(reader_of_texts(), data).report.damage.error == pytest.approx(expected, rel=1e-4)
+        assert pk.quantize(reader_of_texts(), data).damage.error == pytest.approx(expected, rel=1e-4)
     for samples in (TEXTS, tf.constant(TEXTS), np.array(TEXTS, object)):
         (row,) = pk.export(reader_of_texts(), tmp_path, ["keras"], samples)
         assert row.status == "ok", row.note

@@ -68,7 +68,7 @@ def test_options_of_other_types_are_refused(small, options, message, tmp_path):
 
 
 def test_an_export_without_samples_is_refused(small, tmp_path):
-    done = pk.quantize(small[0], activations=None)
+    done = pk.quantize(small[0], activation_bits="float")
     with pytest.raises(ValueError, match="Received: no samples, .* Pass some inputs as `samples`"):
         done.export(tmp_path / "m.tflite")
     assert not list(tmp_path.iterdir())
@@ -96,7 +96,7 @@ def test_an_unknown_option_is_refused_with_a_hint(small, option, hint):
 
 def test_missing_data_are_refused_and_nothing_changes(small):
     before = [np.array(one) for one in small[0].weights]
-    with pytest.raises(ValueError, match="activations=8 reads calibration data. Received: data=None"):
+    with pytest.raises(ValueError, match="activation_bits=8 reads calibration data. Received: data=None"):
         pk.quantize(small[0])
     assert all(np.array_equal(one, other) for one, other in zip(small[0].weights, before, strict=True))
 
@@ -166,7 +166,7 @@ def test_an_operation_that_lite_rt_lacks_is_a_failed_export(tmp_path):
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_on_other_backends_an_export_names_the_one_that_writes_files(small, backend, tmp_path, monkeypatch):
     done = pk.quantize(*small)
-    monkeypatch.setattr(done.found.__class__, "check_unchanged", lambda self: None)
+    monkeypatch.setattr(done.state.__class__, "check_unchanged", lambda self: None)
     with monkeypatch.context() as patch:
         patch.setattr(integer_writing.keras.backend, "backend", lambda: backend)
         with pytest.raises(IntegerExportError, match=f"Received: the backend '{backend}'. .* KERAS_BACKEND=tensorflow"):
@@ -191,7 +191,7 @@ def test_operations_in_floating_point_are_named(normalized, tmp_path):
     model, inputs = normalized
     done = pk.quantize(model, inputs)
     export = done.export(tmp_path / "m.tflite")
-    assert [one.name for one in done.report.left_float] == ["norm"]
+    assert [one.name for one in done.left_float] == ["norm"]
     (left,) = export.left_float
     assert left.startswith("norm: ") and "RSQRT" in left.split(": ")[1].split(", ")
     assert export.verdict().endswith("; 1 operation computes in floating point.")
@@ -213,7 +213,7 @@ def test_other_samples_are_compared_without_the_float_model(eight, tmp_path):
 
 def test_quantizing_returns_the_same_model_that_keras_loads_alone(small, tmp_path):
     model, inputs = small
-    done = pk.quantize(model, inputs, weights=4)
+    done = pk.quantize(model, inputs, bits=4)
     assert done.model is model
     model.save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
@@ -225,9 +225,9 @@ def test_an_excluded_layer_between_two_others_computes_in_floating_point(bits, t
     dense = [L.Dense(32, activation="relu", name=name) for name in "ab"]
     model = stack((16,), *dense, L.Dense(3, name="c"))
     randomize(model)
-    done = pk.quantize(model, inputs_of(model, examples=16), exclude="b", weights=bits)
+    done = pk.quantize(model, inputs_of(model, examples=16), exclude="b", bits=bits)
     found = done.export(tmp_path / "m.tflite")
-    assert [one.name for one in done.report.left_float] == ["b"]
+    assert [one.name for one in done.left_float] == ["b"]
     assert found.left_float == ("b: FULLY_CONNECTED",)
 
 
@@ -235,7 +235,7 @@ def test_a_tensor_that_is_zero_on_the_data_keeps_the_bias_of_the_layer_behind(tm
     model = stack((6,), L.Dense(5, activation="relu"), L.Dense(3))
     randomize(model)
     with pytest.warns(UserWarning, match="all values are the same"):
-        done = pk.quantize(model, np.zeros((8, 6), "float32"), weights=4)
+        done = pk.quantize(model, np.zeros((8, 6), "float32"), bits=4)
     assert done.export(tmp_path / "m.tflite").largest_difference <= 1
 
 
@@ -250,9 +250,9 @@ def test_weights_in_half_precision_lie_on_their_grids(tmp_path):
     model = stack((16,), L.Dense(8, dtype="float16", activation="relu"), L.Dense(3, dtype="float16"))
     randomize(model)
     done = pk.quantize(model, inputs_of(model, examples=16))
-    done.found.check_unchanged()
-    for weight in done.found.placement.weights():
-        grid, values = done.found.weights[id(weight.variable)], np.array(weight.variable, "float32")
+    done.state.check_unchanged()
+    for weight in done.state.placement.weights():
+        grid, values = done.state.weights[id(weight.variable)], np.array(weight.variable, "float32")
         assert np.allclose(grid.nearest(values), values, rtol=2**-11, atol=1e-3 * float(grid.scale.min()))
     with pytest.raises(IntegerExportError, match="in float32. Received: the layer 'dense.*' with weights in float16"):
         done.export(tmp_path / "m.tflite")
@@ -281,7 +281,7 @@ def test_an_interruption_in_the_report_leaves_the_model_as_it_was(monkeypatch):
 
     monkeypatch.setattr(preparation, "report_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        pk.quantize(model, np.ones((8, 6), "float32"), weights=4)
+        pk.quantize(model, np.ones((8, 6), "float32"), bits=4)
     np.testing.assert_array_equal(np.array(model.get_layer("a").kernel), before)
 
 
@@ -304,7 +304,7 @@ def test_outputs_of_few_steps_may_be_a_step_apart(seed, tmp_path):
     kernel = model.get_layer("head").kernel
     kernel.assign(np.array(kernel) * 0.03)
     inputs = np.random.default_rng(seed).normal(size=(64, 32)).astype("float32")
-    assert pk.quantize(model, inputs, weights=4).export(tmp_path / "m.tflite").largest_difference <= 1
+    assert pk.quantize(model, inputs, bits=4).export(tmp_path / "m.tflite").largest_difference <= 1
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Forgetful(dict):
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 def test_all_calls_of_a_layer_read_one_kernel(tmp_path, monkeypatch, activations, bits, bias):
     model, data = network(bias=bias)
-    done = pk.quantize(model, data, activations=activations, weights=bits)
+    done = pk.quantize(model, data, activation_bits=activations, bits=bits)
     shared = done.export(tmp_path / "shared.tflite")
     assert {kind: len(set(read)) for kind, read in operators_of(tmp_path / "shared.tflite").items()} == {
         "CONV_2D": 1,

@@ -151,7 +151,7 @@ def test_litert_restores_every_kernel(files):
 @pytest.mark.parametrize(("weights", "activations"), [(4, 8), (8, 16)])
 def test_codes_of_4_bits_and_tensors_of_16_bits_are_near_the_dense_file(weights, activations, tmp_path):
     model, inputs = images()
-    done = pk.quantize(model, inputs, weights=weights, activations=activations, method="nearest")
+    done = pk.quantize(model, inputs, bits=weights, activation_bits=activations, method="nearest")
     dense, found = done.export(tmp_path / "d.tflite"), done.export(tmp_path / "s.tflite", sparse=True)
     assert found.bytes < 0.9 * dense.bytes and sum(one.reason == "" for one in found.kernels) >= 3
     assert all((one.largest or 0) <= one.allowed for one in found.tensors)
@@ -207,7 +207,7 @@ def test_kernels_of_operations_in_floating_point_stay_dense(tmp_path):
 
 def test_files_without_integer_kernels_are_refused(tmp_path):
     model, inputs = network(L.Dense(64), shape=(64,))
-    done = pk.quantize(model, inputs, activations=None, method="nearest")
+    done = pk.quantize(model, inputs, activation_bits="float", method="nearest")
     with pytest.raises(ValueError, match="sparse=True for a file with activations in floating point"):
         done.export(tmp_path / "m.tflite", sparse=True)
     with pytest.raises(ValueError, match="sparse=True for a Keras file"):

@@ -54,7 +54,7 @@ def test_each_block_of_pixels_is_computed_as_the_channels_of_one(options, kinds,
     assert found == kinds.split()
     (linear,) = [one for one in graph.operators if graph.kind(one) in ("CONV_2D", "TRANSPOSE_CONV")]
     assert linear.builtinOptions.fusedActivationFunction == 1
-    assert graph.codes(int(linear.inputs[1])).size == entries == done.report.weights[0].stored.entries
+    assert graph.codes(int(linear.inputs[1])).size == entries == done.weights[0].stored.entries
     with done.simulating() as simulated:
         expected = simulated.predict(inputs, verbose=0)
     for batch in (1, 4):
@@ -64,7 +64,7 @@ def test_each_block_of_pixels_is_computed_as_the_channels_of_one(options, kinds,
 
 @pytest.mark.parametrize(
     ("filters", "size", "quantization"),
-    [(200, 1, {}), (5, 3, {"activations": 16})],
+    [(200, 1, {}), (5, 3, {"activation_bits": 16})],
     ids=["large", "tensors of 16 bits"],
 )
 def test_kernels_that_would_grow_much_and_tensors_of_16_bits_stay_transposed(filters, size, quantization, tmp_path):
@@ -94,17 +94,17 @@ def kernels_of(graph):
 )
 def test_pixels_that_read_the_same_inputs_have_a_convolution_without_zeros(options, parts, paddings, bits, tmp_path):
     options = {"padding": "same", **options}
-    done, inputs, kinds, graph = written(96, options, tmp_path / "m.tflite", weights=bits)
+    done, inputs, kinds, graph = written(96, options, tmp_path / "m.tflite", bits=bits)
     moves = ["CONCATENATION", "DEPTH_TO_SPACE"] + ["STRIDED_SLICE"] * (options["padding"] == "valid")
     assert kinds[-len(moves) :] == moves
     assert (kinds.count("CONV_2D"), kinds.count("PAD"), len(kinds)) == (parts, paddings, parts + paddings + len(moves))
     convolutions, kernels = kernels_of(graph)
     (layer,) = (one for one in done.model.layers if isinstance(one, L.Conv2DTranspose))
     assert sum(map(np.count_nonzero, kernels)) == np.count_nonzero(layer.kernel)
-    assert sum(-(-one.size // (8 // bits)) for one in kernels) == done.report.weights[0].stored.entries
+    assert sum(-(-one.size // (8 // bits)) for one in kernels) == done.weights[0].stored.entries
     # One kernel's scales and bias, and the activation in each.
     pixels = {len(codes) // 96 for codes in kernels}
-    assert done.report.weights[0].stored.scales == 96 * sum(pixels)
+    assert done.weights[0].stored.scales == 96 * sum(pixels)
     assert len({int(one.inputs[2]) for one in convolutions}) == len(pixels)
     assert len({graph.scales(int(one.inputs[1]))[:96].tobytes() for one in convolutions}) == 1
     assert {one.builtinOptions.fusedActivationFunction for one in convolutions} == {1}

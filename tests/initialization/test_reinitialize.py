@@ -62,7 +62,7 @@ def test_without_a_seed_the_initializers_own_is_used_and_reported(perceptron):
 
 def test_the_zeros_of_an_attached_pruner_hold(perceptron, samples):
     perceptron.compile("adam", "sparse_categorical_crossentropy")
-    with pk.Pruner(perceptron, pk.OneShot(sparsity=0.7), allocation="uniform") as pruner:
+    with pk.Pruner(perceptron, pk.schedules.OneShot(sparsity=0.7), allocation="uniform") as pruner:
         initializers.reinitialize(perceptron, initializers.HeNormal(), masks=pruner.masks, seed=1)
         assert set(pruner.audit().values()) == {0}
         assert all((value[pruner.masks[name]] != 0).all() for name, value in kernels(perceptron).items())

@@ -282,7 +282,7 @@ def test_the_picture_is_written_and_the_same_each_time(batch, tmp_path, suffix):
     model = deep(hidden=3)
     initializers.reinitialize(model, initializers.TruncatedNormal(200.0), seed=1)
     report = initializers.signal_report(model, batch)
-    paths = [pk.signal_picture(report, tmp_path / f"{i}.{suffix}") for i in range(2)]
+    paths = [pk.reports.signal_picture(report, tmp_path / f"{i}.{suffix}") for i in range(2)]
     first = paths[0].read_bytes()
     assert first == paths[1].read_bytes()
     assert first.startswith(b"\x89PNG") if suffix == "png" else b"hidden_1" in first and b"exploding" in first
@@ -293,9 +293,9 @@ def test_awkward_reports_are_drawn(tmp_path, batch):
     for bias in (0.0, np.inf, np.nan):
         model.layers[0].bias.assign(np.full(3, bias))
         for inputs in (batch, 0 * batch):
-            assert pk.signal_picture(signal_report(model, inputs), str(tmp_path / "picture.svg")).exists()
+            assert pk.reports.signal_picture(signal_report(model, inputs), str(tmp_path / "picture.svg")).exists()
 
 
 def test_a_picture_of_another_kind_is_refused(tmp_path, batch):
     with pytest.raises(ValueError, match=r"as .png or .svg. Received: 'report.pdf'"):
-        pk.signal_picture(signal_report(deep(hidden=1), batch), "report.pdf")
+        pk.reports.signal_picture(signal_report(deep(hidden=1), batch), "report.pdf")

@@ -17,7 +17,7 @@ from legacy_models import answers
 import prunekit as pk
 from prunekit.interop.tfmot import convert, read_model
 
-SCHEDULE = pk.PolynomialDecay(0.2, 0.8, 0, 20, frequency=5)
+SCHEDULE = pk.schedules.PolynomialDecay(0.2, 0.8, 0, 20, frequency=5)
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ THEIRS = [
     sparsity.ConstantSparsity(0.25, 0, end_step=50, frequency=7),
 ]
 OURS = [
-    pk.PolynomialDecay(0.1, 0.8, 100, 200, power=2, frequency=30),
-    pk.PolynomialDecay(0.5, 0.5, 3, 3, frequency=100),
-    pk.ConstantSparsity(0.5, 10),
-    pk.ConstantSparsity(0.25, 0, end_step=50, frequency=7),
+    pk.schedules.PolynomialDecay(0.1, 0.8, 100, 200, power=2, frequency=30),
+    pk.schedules.PolynomialDecay(0.5, 0.5, 3, 3, frequency=100),
+    pk.schedules.ConstantSparsity(0.5, 10),
+    pk.schedules.ConstantSparsity(0.25, 0, end_step=50, frequency=7),
 ]
 
 
@@ -61,7 +61,7 @@ def test_ours_lands_where_frequency_does_not_divide_the_length_and_theirs_does_n
 
 
 def test_a_schedule_of_the_users_own_is_asked_at_its_update_steps():
-    assert adopted(Stairs()) == pk.MultiStep(((10, 0.2), (30, 0.4), (40, 0.8)))
+    assert adopted(Stairs()) == pk.schedules.MultiStep(((10, 0.2), (30, 0.4), (40, 0.8)))
 
 
 def test_a_subclass_of_theirs_is_asked_and_not_taken_for_its_base():
@@ -70,7 +70,7 @@ def test_a_subclass_of_theirs_is_asked_and_not_taken_for_its_base():
             due, asked = super().__call__(step)
             return due, asked / 2
 
-    assert adopted(Halved(0.0, 0.8, 0, 20, frequency=10)) == pk.MultiStep(((10, 0.35), (20, 0.4)))
+    assert adopted(Halved(0.0, 0.8, 0, 20, frequency=10)) == pk.schedules.MultiStep(((10, 0.35), (20, 0.4)))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_subclass_of_theirs_is_asked_and_not_taken_for_its_base():
     ],
 )
 def test_what_cannot_be_tabulated_is_refused_with_what_to_write_instead(schedule, words):
-    with pytest.raises(ValueError, match=f"Stairs with .*{words}.*Write it as pk.MultiStep"):
+    with pytest.raises(ValueError, match=f"Stairs with .*{words}.*Write it as pk.schedules.MultiStep"):
         adopted(schedule)
 
 
@@ -94,7 +94,7 @@ def test_a_falling_polynomial_is_refused_as_one_of_ours_is():
         adopted(sparsity.PolynomialDecay(0.8, 0.2, 0, 10))
 
 
-@pytest.mark.parametrize("other", [None, 0.5, "polynomial", pk.OneShot(0.5), object()])
+@pytest.mark.parametrize("other", [None, 0.5, "polynomial", pk.schedules.OneShot(0.5), object()])
 def test_anything_else_stays_what_it_is(other):
     assert adopted(other) is other
 
@@ -104,7 +104,7 @@ def test_anything_else_stays_what_it_is(other):
 )
 def test_callback_and_pruner_take_theirs_where_they_take_ours(compat, followed, reached, perceptron, samples):
     theirs = sparsity.PolynomialDecay(0.0, 0.75, 0, 8, frequency=3)
-    ours = pk.PolynomialDecay(0.0, 0.75, 0, 8, frequency=3)
+    ours = pk.schedules.PolynomialDecay(0.0, 0.75, 0, 8, frequency=3)
     callback = pk.PruningCallback(theirs, compat=compat)
     assert callback.schedule == ours
     assert pk.Pruner.detached(perceptron, theirs, PruningOptions(compat=compat)).schedule == followed(ours)
@@ -112,7 +112,9 @@ def test_callback_and_pruner_take_theirs_where_they_take_ours(compat, followed, 
     with pk.Pruner(perceptron, constant, keras.optimizers.SGD(), compat=compat) as pruner:
         if compat:
             assert pruner.step()
-        assert pruner.schedule == followed(pk.ConstantSparsity(0.5, 0, frequency=1)) and pruner.sparsity == 0.5
+        assert (
+            pruner.schedule == followed(pk.schedules.ConstantSparsity(0.5, 0, frequency=1)) and pruner.sparsity == 0.5
+        )
     perceptron.compile("sgd", "sparse_categorical_crossentropy")
     perceptron.fit(*samples, batch_size=16, epochs=2, verbose=0, callbacks=[callback])
     assert callback.pruner.sparsity == pytest.approx(reached, abs=5e-3 if compat else 0)

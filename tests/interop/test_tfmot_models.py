@@ -13,7 +13,7 @@ import prunekit as pk
 from prunekit.interop.tfmot import read_model
 
 sparsity = tfmot.sparsity.keras
-SCHEDULE = pk.PolynomialDecay(0.2, 0.8, 0, 20, frequency=5)
+SCHEDULE = pk.schedules.PolynomialDecay(0.2, 0.8, 0, 20, frequency=5)
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +129,14 @@ def test_blocks_and_schedules_of_single_layers_come_with_the_weights(tmp_path):
     plain = keras2.Sequential([keras2.Input((8, 8, 1)), L.Flatten(name="flatten"), *layers], name="mixed")
     model = keras2.models.clone_model(plain, clone_function=wrap)
     converted = read_model(saved(old.trained(model, [sparsity.UpdatePruningStep()]), tmp_path, "mixed.h5"))
-    assert converted.schedules == {"hidden/kernel": pk.ConstantSparsity(0.5, 0, frequency=1), "out/kernel": SCHEDULE}
-    assert converted.patterns == {"hidden/kernel": pk.Block(4, 1, "max"), "out/kernel": pk.Unstructured()}
+    assert converted.schedules == {
+        "hidden/kernel": pk.schedules.ConstantSparsity(0.5, 0, frequency=1),
+        "out/kernel": SCHEDULE,
+    }
+    assert converted.patterns == {
+        "hidden/kernel": pk.patterns.Block(4, 1, "max"),
+        "out/kernel": pk.patterns.Unstructured(),
+    }
     blocks = converted.masks["hidden/kernel"].reshape(16, 4, 8)
     np.testing.assert_array_equal(blocks.all(axis=1), blocks.any(axis=1))
     with pytest.raises(ValueError, match="A callback has one schedule and one pattern.*Make a callback for each"):
@@ -317,7 +323,7 @@ def test_m_by_n_of_a_live_model_is_its_pattern_and_continues():
     )
     old.trained(model, [sparsity.UpdatePruningStep()])
     converted = read_model(model)
-    assert set(converted.patterns.values()) == {pk.NM(1, 4)}
+    assert set(converted.patterns.values()) == {pk.patterns.NM(1, 4)}
     assert any(line.startswith("the compilation: optimizer and loss of a model") for line in converted.not_carried)
     converted.model.compile("sgd", "sparse_categorical_crossentropy")
     callback = converted.callback()

@@ -17,28 +17,40 @@ from prunekit.techniques.pruning.policies.gradual import Gradual
 @pytest.mark.parametrize(
     "schedule, options, message",
     [
-        (pk.LinearDecay(), {}, r"has two schedules.*Received: LinearDecay"),
-        (pk.PolynomialDecay(0.0, 0.5, 3, 3), {}, r"length of a PolynomialDecay.*begin_step=end_step=3"),
+        (pk.schedules.LinearDecay(), {}, r"has two schedules.*Received: LinearDecay"),
+        (pk.schedules.PolynomialDecay(0.0, 0.5, 3, 3), {}, r"length of a PolynomialDecay.*begin_step=end_step=3"),
         (
-            pk.ConstantSparsity(0.5),
+            pk.schedules.ConstantSparsity(0.5),
             {"criterion": "l2"},
             r"supports only the criterion Magnitude\(\)\. Received: criterion=L2",
         ),
-        (pk.ConstantSparsity(0.5), {"criterion": "movement"}, r"Received: criterion=Movement\(\) with compat"),
-        (pk.ConstantSparsity(0.5), {"criterion": abs}, "Received: criterion=Custom"),
         (
-            pk.ConstantSparsity(0.5),
+            pk.schedules.ConstantSparsity(0.5),
+            {"criterion": "movement"},
+            r"Received: criterion=Movement\(\) with compat",
+        ),
+        (pk.schedules.ConstantSparsity(0.5), {"criterion": abs}, "Received: criterion=Custom"),
+        (
+            pk.schedules.ConstantSparsity(0.5),
             {"allocation": "global"},
             r"supports only the allocation Uniform\(\)\. Received: allocation=Global",
         ),
         (
-            pk.ConstantSparsity(0.5),
+            pk.schedules.ConstantSparsity(0.5),
             {"pattern": "channel"},
             "supports the patterns unstructured, blocks and m by n. Received: pattern=channel",
         ),
-        (pk.ConstantSparsity(0.5), {"keep_zeros": True}, "lets existing zeros grow back. Received: keep_zeros=True"),
-        (pk.ConstantSparsity(0.5), {"compat": "tfmod"}, r"`compat` must be \"tfmot\", or None.*Received: 'tfmod'"),
-        (pk.ConstantSparsity(0.5), {"compat": True}, "Received: True"),
+        (
+            pk.schedules.ConstantSparsity(0.5),
+            {"keep_zeros": True},
+            "lets existing zeros grow back. Received: keep_zeros=True",
+        ),
+        (
+            pk.schedules.ConstantSparsity(0.5),
+            {"compat": "tfmod"},
+            r"`compat` must be \"tfmot\", or None.*Received: 'tfmod'",
+        ),
+        (pk.schedules.ConstantSparsity(0.5), {"compat": True}, "Received: True"),
     ],
     ids=str,
 )
@@ -52,7 +64,7 @@ def test_what_it_never_had_is_refused_in_one_line_everywhere(schedule, options, 
         with pytest.raises(ValueError, match=message) as caught:
             refused()
         assert "\n" not in str(caught.value)
-    if isinstance(schedule, pk.ConstantSparsity) and options.get("criterion") != "movement":
+    if isinstance(schedule, pk.schedules.ConstantSparsity) and options.get("criterion") != "movement":
         with pytest.raises(ValueError, match=message):
             pk.prune(perceptron, 0.5, **options)
     for one, other in zip(before, perceptron.get_weights(), strict=True):
@@ -108,7 +120,7 @@ def test_a_bad_layer_of_a_model_is_named():
 @tensorflow_only
 def test_prunekits_loops_refuse_a_pruner_that_goes_before_each_batch(perceptron):
     optimizer = keras.optimizers.SGD(0.1)
-    pruner = pk.Pruner(perceptron, pk.ConstantSparsity(0.5, 1), optimizer, compat="tfmot")
+    pruner = pk.Pruner(perceptron, pk.schedules.ConstantSparsity(0.5, 1), optimizer, compat="tfmot")
     with pytest.raises(
         ValueError, match=r"TapeLoop steps its pruner after each update.*Received: a pruner with compat"
     ):
@@ -125,7 +137,7 @@ def test_an_interrupted_fit_leaves_the_weights_as_the_update_made_them(perceptro
             if batch == 1:
                 raise KeyError("stop")
 
-    pruning = pk.PruningCallback(pk.ConstantSparsity(0.5, 1, frequency=1), compat="tfmot")
+    pruning = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 1, frequency=1), compat="tfmot")
     with pytest.raises(KeyError):
         perceptron.fit(*samples, batch_size=16, verbose=0, callbacks=[pruning, Breaks()])
     assert (perceptron.layers[0].kernel.numpy() == 0).sum() < 64
@@ -134,7 +146,7 @@ def test_an_interrupted_fit_leaves_the_weights_as_the_update_made_them(perceptro
 
 def test_a_second_fit_counts_on(perceptron, samples):
     perceptron.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    pruning = pk.PruningCallback(pk.PolynomialDecay(0.0, 0.5, 0, 7, frequency=3), compat="tfmot")
+    pruning = pk.PruningCallback(pk.schedules.PolynomialDecay(0.0, 0.5, 0, 7, frequency=3), compat="tfmot")
     with pytest.warns(UserWarning, match="lands on sparsity 0.4985.* at step 6, but training") as caught:
         perceptron.fit(*samples, batch_size=16, verbose=0, callbacks=[pruning])
     assert "at 0.4067" in str(caught[0].message)
@@ -148,7 +160,7 @@ def test_a_second_fit_counts_on(perceptron, samples):
 def test_a_training_in_another_process_continues_with_its_steps_and_masks(perceptron, samples):
     perceptron.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     # After 5 steps the next update comes at 9: the forward passes until then need the masks of the last one.
-    schedule = pk.ConstantSparsity(0.3, 3, frequency=6)
+    schedule = pk.schedules.ConstantSparsity(0.3, 3, frequency=6)
     whole, rest = (pk.PruningCallback(schedule, compat="tfmot", origin=origin) for origin in (None, -5))
     fit = {"batch_size": 16, "shuffle": False, "verbose": 0}
     perceptron.fit(*samples, **fit, callbacks=[whole])
@@ -174,7 +186,7 @@ def test_zeros_compete_where_a_training_continues_before_the_first_update(percep
     kernel = np.array(perceptron.layers[0].kernel)
     kernel[:4] = 0
     perceptron.layers[0].kernel.assign(kernel)
-    schedule = pk.ConstantSparsity(0.5, 90, frequency=10)
+    schedule = pk.schedules.ConstantSparsity(0.5, 90, frequency=10)
     for origin, expected in ((-5, 0), (-90, 64)):
         pruner = pk.Pruner.detached(perceptron, schedule, PruningOptions(compat="tfmot", origin=origin))
         pruner.begin()

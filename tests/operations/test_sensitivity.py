@@ -317,7 +317,7 @@ def test_a_scan_of_bits_continues_and_is_no_scan_of_sparsities(tmp_path, monkeyp
     with pytest.raises(ValueError, match="was made with other settings"):
         pk.sensitivity(classifier(), labelled(), sparsity=0.5, output=tmp_path)
     with pytest.raises(ValueError, match="it has no rows of sparsity; scan with `sparsity`"):
-        pk.SensitivityAllocation(tmp_path / "sensitivity.json")
+        pk.allocations.SensitivityAllocation(tmp_path / "sensitivity.json")
 
 
 def test_the_command_scans_bits_that_choose_bits_reads(run, tmp_path):

@@ -120,7 +120,7 @@ def by_prunekit(build, weights, data, rate, *callbacks):
     model = compiled(keras, build, weights, rate)
     quantization = pk.QuantizationCallback(digits()[0][0][:_CALIBRATION])
     model.fit(**data, callbacks=[*callbacks, quantization])
-    return quantization.quantized
+    return quantization.report
 
 
 def scores(old, new):

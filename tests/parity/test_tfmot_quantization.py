@@ -58,7 +58,7 @@ def test_kernels_with_the_same_scales_are_rounded_to_the_same_values(name):
     values = [np.abs(value) if value.ndim == 1 else value - value.mean() for value in values]
     new.set_weights(values)
     old.set_weights(values)
-    pk.quantize(new, activations=None)
+    pk.quantize(new, activation_bits="float")
     quantized = theirs.quantize_model(old)
     other_scales = {layer for reason in expected for layer in reason}
     compared = 0

@@ -54,7 +54,7 @@ FAMILY = {
             plain,
             ("ConstantSparsity", (0.5, 4, 9, 2), {}),
             {"block_size": (8, 2), "block_pooling_type": "MAX"},
-            {"pattern": pk.Block(8, 2, "max")},
+            {"pattern": pk.patterns.Block(8, 2, "max")},
         ),
         ((2, 16),),
     ),
@@ -98,7 +98,7 @@ def test_a_kept_count_in_fit_is_the_compiled_one():
     new.compile("sgd", "mse")
     x, y = np.zeros((25, 20485), "float32"), np.zeros(25)
     old.fit(x, y, batch_size=1, verbose=0, callbacks=[theirs.UpdatePruningStep()])
-    callback = pk.PruningCallback(pk.PolynomialDecay(0.0, 0.8, 0, 50, frequency=25), compat="tfmot")
+    callback = pk.PruningCallback(pk.schedules.PolynomialDecay(0.0, 0.8, 0, 50, frequency=25), compat="tfmot")
     with pytest.warns(UserWarning, match="lands on sparsity 0.8 at step 50"):
         new.fit(x, y, batch_size=1, verbose=0, callbacks=[callback])
     assert int(masks_of(old)[0].sum()) == 6145
@@ -112,8 +112,8 @@ def test_difference_zeros_between_updates_and_slots_of_the_optimizer():
     old, new = twins(dense, theirs.ConstantSparsity(0.5, 1, frequency=1), momentum)
     own = twins(dense, theirs.ConstantSparsity(0.5, 1, frequency=1), momentum)[1]
     x, y = data()
-    compat = pk.PruningCallback(pk.ConstantSparsity(0.5, 1, frequency=1), compat="tfmot")
-    held = pk.PruningCallback(pk.ConstantSparsity(0.5, 1, frequency=1), allocation="uniform")
+    compat = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 1, frequency=1), compat="tfmot")
+    held = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 1, frequency=1), allocation="uniform")
 
     def zeros_per_batch(library, model, callback):
         watch, rows = recorder(library, model, list)
@@ -172,7 +172,7 @@ def test_difference_a_loop_of_ones_own_ends_dense_unless_the_epoch_is_ended():
     update = looped(old)
     assert zeros_in(theirs.strip_pruning(old)) == 0
 
-    pruner = pk.Pruner(new, pk.ConstantSparsity(**schedule), compat="tfmot")
+    pruner = pk.Pruner(new, pk.schedules.ConstantSparsity(**schedule), compat="tfmot")
     loop(new, new.optimizer, new.loss, before=pruner.step)
     for one, other in zip(trained(old), trained(new), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
@@ -186,7 +186,7 @@ def test_difference_a_loop_of_ones_own_ends_dense_unless_the_epoch_is_ended():
     pruner.enforce()
     assert zeros_in(old) == zeros_in(new) == 234
 
-    with pk.Pruner(own, pk.ConstantSparsity(**schedule), allocation="uniform") as pruner:
+    with pk.Pruner(own, pk.schedules.ConstantSparsity(**schedule), allocation="uniform") as pruner:
         loop(own, own.optimizer, own.loss, after=pruner.step)
     assert zeros_in(own) == 234
 
@@ -201,7 +201,7 @@ def test_difference_what_a_step_is():
     assert int(old.layers[1].pruning_step.numpy()) == 8
     assert [int(mask.sum()) for mask in masks_of(old)] == [234, 65]
 
-    pruner = pk.Pruner(new, pk.ConstantSparsity(**schedule), compat="tfmot")
+    pruner = pk.Pruner(new, pk.schedules.ConstantSparsity(**schedule), compat="tfmot")
 
     def two_passes():
         pruner.step()
@@ -211,7 +211,7 @@ def test_difference_what_a_step_is():
     assert pruner.step_count == 8
     assert [int(mask.sum()) for mask in pruner.masks.values()] == [234, 65]
 
-    pruner = pk.Pruner(own, pk.ConstantSparsity(**schedule), allocation="uniform")
+    pruner = pk.Pruner(own, pk.schedules.ConstantSparsity(**schedule), allocation="uniform")
     loop(own, own.optimizer, own.loss, after=pruner.step, passes=2)
     assert pruner.step_count == 4
     assert pruner.sparsity == 0.0
@@ -223,7 +223,7 @@ def test_difference_predict_changes_weights():
     schedule = {"target_sparsity": 0.5, "begin_step": 1, "frequency": 1}
     old, new = twins(dense, theirs.ConstantSparsity(**schedule), plain)
     looped(old)
-    pruner = pk.Pruner(new, pk.ConstantSparsity(**schedule), compat="tfmot")
+    pruner = pk.Pruner(new, pk.schedules.ConstantSparsity(**schedule), compat="tfmot")
     loop(new, new.optimizer, new.loss, before=pruner.step)
     before = [trained(model)[0] for model in (old, new)]
     old.predict(x, verbose=0)
@@ -236,7 +236,7 @@ def test_difference_wrapped_layers_and_a_plain_model():
     old, new = twins(dense, theirs.ConstantSparsity(0.5, 0), plain)
     assert [type(layer).__name__ for layer in old.layers] == ["PruneLowMagnitude"] * 3
     assert len(old.weights) > len(new.weights) == 4
-    pruner = pk.Pruner(new, pk.ConstantSparsity(0.5, 0), compat="tfmot")
+    pruner = pk.Pruner(new, pk.schedules.ConstantSparsity(0.5, 0), compat="tfmot")
     assert [type(layer).__name__ for layer in new.layers] == ["Flatten", "Dense", "Dense"]
     assert len(new.weights) == 4
     with pytest.warns(UserWarning, match=r"step\(\) was never called, so .*: the sparsity is 0.0000"):
@@ -264,10 +264,10 @@ def test_difference_m_by_n_is_lost_when_a_model_is_saved(tmp_path):
     for compat, origin in (("tfmot", -5), (None, 0)):
         model = twins(dense, theirs.ConstantSparsity(0.5, 1), momentum)[1]
         settings = {"pattern": "2:4", "include": "hidden", "compat": compat}
-        model.fit(callbacks=[pk.PruningCallback(pk.ConstantSparsity(0.5, 1, frequency=1), **settings)], **fit)
+        model.fit(callbacks=[pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 1, frequency=1), **settings)], **fit)
         model.save(tmp_path / "new.keras")
         model = keras.models.load_model(tmp_path / "new.keras")
-        again = pk.PruningCallback(pk.ConstantSparsity(0.5, 1, frequency=1), origin=origin, **settings)
+        again = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 1, frequency=1), origin=origin, **settings)
         model.fit(callbacks=[again], **fit)
         assert again.pruner.step_count == 10
         assert most_of_4(trained(model)[0]) == most_of_4(again.pruner.masks["hidden/kernel"]) == 2
@@ -288,9 +288,9 @@ def test_difference_several_steps_in_one_execution():
     with pytest.raises(
         ValueError, match=r"one batch at a time\. Received: a model compiled with steps_per_execution=2"
     ):
-        compat = pk.PruningCallback(pk.ConstantSparsity(0.5, 2, frequency=1), compat="tfmot")
+        compat = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 2, frequency=1), compat="tfmot")
         new.fit(x[:64], y[:64], callbacks=[compat], **settings)
-    held = pk.PruningCallback(pk.ConstantSparsity(0.5, 2, frequency=1), allocation="uniform")
+    held = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 2, frequency=1), allocation="uniform")
     own.fit(x[:64], y[:64], callbacks=[held], **settings)
     assert held.pruner.step_count == 4
     assert zeros_in(own) == 234
@@ -306,9 +306,9 @@ def test_difference_before_or_after_the_update_of_a_step():
     before = trained(new)[0]
     x, y = data()
     old.fit(x[:16], y[:16], batch_size=16, verbose=0, callbacks=[theirs.UpdatePruningStep()])
-    compat = pk.PruningCallback(pk.ConstantSparsity(**schedule), compat="tfmot")
+    compat = pk.PruningCallback(pk.schedules.ConstantSparsity(**schedule), compat="tfmot")
     new.fit(x[:16], y[:16], batch_size=16, verbose=0, callbacks=[compat])
-    held = pk.PruningCallback(pk.ConstantSparsity(**schedule), allocation="uniform")
+    held = pk.PruningCallback(pk.schedules.ConstantSparsity(**schedule), allocation="uniform")
     own.fit(x[:16], y[:16], batch_size=16, verbose=0, callbacks=[held])
 
     # The same update, of the dense model, without anything of prunekit.

@@ -8,8 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from processor_time import timed
 from recipe_mutations import FULL, VALUES, WORDS, text_mutants, tree_mutants
 

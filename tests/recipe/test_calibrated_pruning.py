@@ -60,11 +60,11 @@ def test_criterion_and_allocation_by_name_with_options_give_the_same_bytes_twice
         "sparsity": 0.75,
         "criterion": {"type": "sparsegpt", "run": 4},
         "allocation": {"type": "layer_error", "objective": "equal"},
-        "calibration": 100,
+        "examples": 100,
     }
     first, second = (run(step, data).model.get_weights() for _ in range(2))
     assert all(map(np.array_equal, first, second))
-    more = run(step | {"calibration": 300}, data).model.get_weights()
+    more = run(step | {"examples": 300}, data).model.get_weights()
     assert not all(map(np.array_equal, first, more))
 
 
@@ -72,8 +72,8 @@ def test_criterion_and_allocation_by_name_with_options_give_the_same_bytes_twice
     ("step", "message"),
     [
         (
-            {"sparsity": 0.5, "calibration": 10, "repair": "none"},
-            "'calibration' needs 'repair', or a criterion or allocation that reads",
+            {"sparsity": 0.5, "examples": 10, "repair": "none"},
+            "'examples' needs 'repair', or a criterion or allocation that reads",
         ),
         (
             {"epochs": 1, "schedule": {"type": "constant", "target_sparsity": 0.5}, "repair": "weights"},

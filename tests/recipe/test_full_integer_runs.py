@@ -26,7 +26,7 @@ def network():
 
 def steps(**settings):
     """Returns a recipe that trains, quantizes and exports."""
-    quantize = {"calibration": 64, **settings}
+    quantize = {"examples": 64, **settings}
     return recipe({"train": {"epochs": 1}}, {"quantize": quantize}, {"export": {"formats": ["keras"]}})
 
 

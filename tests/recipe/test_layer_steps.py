@@ -11,7 +11,7 @@ from prunekit.recipe.run.runner import compress, plan, verify
 from prunekit.recipe.text.loader import RecipeError, load_recipe
 
 TRAIN = {"train": {"epochs": 1}}
-BLOCK = {"remove_blocks": {"calibration": 32}}
+BLOCK = {"remove_blocks": {"examples": 32}}
 SIMPLIFY = {"simplify": {}}
 
 
@@ -90,9 +90,9 @@ def test_a_run_is_repeated_by_verify(pairs, tmp_path):
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([{"remove_blocks": {"number": 9}}], "fewer blocks that can be removed. Received: number=9; 2 can be removed"),
+        ([{"remove_blocks": {"blocks": 9}}], "fewer blocks that can be removed. Received: blocks=9; 2 can be removed"),
         ([{"remove_blocks": {"include": ["smal"]}}], "matches none. Did you mean 'small'"),
-        ([{"remove_blocks": {"number": 0}}], "number"),
+        ([{"remove_blocks": {"blocks": 0}}], "blocks"),
         ([{"simplify": {"layers": 1}}], "unknown key 'layers'"),
     ],
     ids=str,

@@ -6,8 +6,7 @@ from processor_time import timed
 from sample_recipe import LOCATED, TEXT
 
 from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe
-from prunekit.recipe.text.yaml_reader import LARGEST_FILE, read_text, read_value
-from prunekit.recipe.text.yaml_reader import RecipeError as TextError
+from prunekit.recipe.text.yaml_reader import LARGEST_FILE, RecipeError as TextError, read_text, read_value
 
 
 def changed(old, new):

@@ -15,7 +15,7 @@ TRAIN = {"train": {"epochs": 1}}
 
 
 def quantize(**settings):
-    return {"quantize": {"calibration": 64, **settings}}
+    return {"quantize": {"examples": 64, **settings}}
 
 
 def network():
@@ -44,7 +44,7 @@ def test_kernels_of_the_file_are_encoded_sparsely_where_asked(pairs, tmp_path):
     rows = sections_of(result, 1)["Kernels of the file"]["rows"]
     assert len(rows) == 3 and all(row[-1].startswith("densely") or row[3] < row[2] for row in rows)
     with pytest.raises(RecipeError, match="sparse is about kernels of integer operations"):
-        load_recipe(recipe(quantize(sparse=True, activations="float")), data_given=True)
+        load_recipe(recipe(quantize(sparse=True, activation_bits="float")), data_given=True)
 
 
 def test_inputs_and_outputs_of_the_file_are_uint8_where_asked(pairs, tmp_path):
@@ -56,9 +56,12 @@ def test_inputs_and_outputs_of_the_file_are_uint8_where_asked(pairs, tmp_path):
     assert [one["dtype"] for one in found] == [np.uint8] * 2
     stages = {one["name"]: one for one in result.report.to_dict()["stages"]}
     assert stages["litert-integer"]["latency"] is not None
-    for activations, message in ((16, "those of files with activations: 8"), ("float", "outputs in floating point")):
+    for activations, message in (
+        (16, "files with activation_bits: 8"),
+        ("float", "outputs in floating point"),
+    ):
         with pytest.raises(RecipeError, match=message):
-            load_recipe(recipe(quantize(integer_io="uint8", activations=activations)), data_given=True)
+            load_recipe(recipe(quantize(integer_io="uint8", activation_bits=activations)), data_given=True)
 
 
 def test_integers_of_an_input_that_is_read_in_floating_point_fail_the_file_and_not_the_run(pairs, tmp_path):
@@ -93,7 +96,7 @@ def test_a_run_writes_the_integer_file_and_measures_it(pairs, tmp_path):
 
 def test_later_bounds_are_about_the_simulation(pairs):
     bounds = {"metrics": {"loss": {"max": 9.0}}, "drop": {"loss": 9.0}}
-    report = compress(recipe(TRAIN, quantize(weights=2), {"expect": bounds}), network(), pairs).report.to_dict()
+    report = compress(recipe(TRAIN, quantize(bits=2), {"expect": bounds}), network(), pairs).report.to_dict()
     rows = report["steps"][1]["sections"][0]["rows"]
     before, simulated = next(values[:2] for name, *values in rows if name == "loss")
     assert report["steps"][0]["metrics"]["loss"] == before != simulated == report["steps"][1]["metrics"]["loss"]
@@ -104,7 +107,7 @@ def test_later_bounds_are_about_the_simulation(pairs):
 @pytest.mark.short(cases=1)
 @pytest.mark.parametrize("settings", [{}, {"epochs": 1}], ids=["after training", "in training"])
 def test_activations_of_16_bits_are_written_in_a_file_of_their_name(pairs, tmp_path, settings):
-    result = compress(recipe(quantize(activations=16, **settings)), network(), pairs, tmp_path / "run")
+    result = compress(recipe(quantize(activation_bits=16, **settings)), network(), pairs, tmp_path / "run")
     assert (tmp_path / "run" / "exports" / "model-int8-activations16.tflite").is_file()
     (row,) = result.report.to_dict()["exports"]
     assert row["status"] == "ok"
@@ -113,17 +116,17 @@ def test_activations_of_16_bits_are_written_in_a_file_of_their_name(pairs, tmp_p
 
 
 def test_a_budget_that_the_planned_model_exceeds_is_noted_if_the_run_may_remove_more(pairs):
-    steps = [TRAIN, {"shrink": {"parameters": 0.6}}, quantize(weights=[4, 8], budget=100)]
+    steps = [TRAIN, {"shrink": {"parameters": 0.6}}, quantize(bits=[4, 8], budget=100)]
     (note,) = [one for one in plan(recipe(*steps), network(), pairs).notes if one.startswith("quantize")]
     assert "As it is planned: With the fewest bits the weights of 'tiny' have" in note
     with pytest.raises(ValueError, match="With the fewest bits the weights of 'tiny' have"):
         compress(recipe(*steps), network(), pairs)
-    steps[-1] = quantize(weights=[4, 8], budget=9000)
+    steps[-1] = quantize(bits=[4, 8], budget=9000)
     assert not [one for one in plan(recipe(*steps), network(), pairs).notes if one.startswith("quantize")]
 
 
 def test_weights_lie_on_grids_and_zeros_stay_after_the_step(pairs):
-    model = compress(recipe(prune(exclude=["logits"]), quantize(weights=4)), network(), pairs).model
+    model = compress(recipe(prune(exclude=["logits"]), quantize(bits=4)), network(), pairs).model
     for name, kernel in kernels(model).items():
         grid = grid_holding(kernel, IntegerFormat(4), Granularity((1,)))
         assert (np.abs(grid.nearest(kernel) - kernel) <= 1e-3 * grid.scale).all(), name
@@ -131,7 +134,7 @@ def test_weights_lie_on_grids_and_zeros_stay_after_the_step(pairs):
 
 
 def test_the_plan_lists_bits_granularity_and_range_of_each_tensor(pairs):
-    found = plan(recipe(TRAIN, quantize(weights=4, exclude=["logits"])), network(), pairs).steps[1]
+    found = plan(recipe(TRAIN, quantize(bits=4, exclude=["logits"])), network(), pairs).steps[1]
     assert "4-bit weights, 8-bit activations" in found.text and "model-int4.tflite" in found.text
     weights, tensors, left = found.sections
     assert [row[0] for row in weights.rows] == ["hidden/kernel", "second/kernel"]
@@ -141,9 +144,9 @@ def test_the_plan_lists_bits_granularity_and_range_of_each_tensor(pairs):
 
 
 @pytest.mark.short(cases=2)
-@pytest.mark.parametrize("settings", [{"weights": [4, 8], "budget": 3000}, {"epochs": 1}, {}], ids=str)
+@pytest.mark.parametrize("settings", [{"bits": [4, 8], "budget": 3000}, {"epochs": 1}, {}], ids=str)
 def test_groups_of_inputs_are_planned_and_written(pairs, tmp_path, settings):
-    steps = recipe(quantize(**{"weights": 4, **settings}, activations="float", group_size=16))
+    steps = recipe(quantize(**{"bits": 4, **settings}, activation_bits="float", group_size=16))
     planned = plan(steps, network(), pairs).steps[0]
     assert " in groups of 16, float activations" in planned.text
     # The first layer has 8 inputs.
@@ -160,7 +163,7 @@ def test_groups_of_inputs_are_planned_and_written(pairs, tmp_path, settings):
 @pytest.mark.parametrize("bits", [2, [3, 8], 4], ids=str)
 def test_the_plan_says_that_files_store_fewer_bits_as_4(pairs, bits):
     settings = {"budget": 10**6} if isinstance(bits, list) else {}
-    told = plan(recipe(quantize(weights=bits, **settings)), network(), pairs).notes
+    told = plan(recipe(quantize(bits=bits, **settings)), network(), pairs).notes
     found = [one for one in told if "a LiteRT file stores each code with 4 bits" in one]
     assert len(found) == (bits != 4)
 
@@ -182,7 +185,7 @@ def test_bytes_of_the_integer_file_can_be_expected(pairs):
 
 
 def test_bits_are_chosen_for_a_budget_and_named_in_plan_and_report(pairs, tmp_path):
-    steps = recipe(quantize(weights=[4, 8], budget=2200))
+    steps = recipe(quantize(bits=[4, 8], budget=2200))
     found = plan(steps, network(), pairs).steps[0]
     assert "weights of 4 or 8 bits for at most 2,200 bytes" in found.text and "model-mixed.tflite" in found.text
     assert [row[2] for row in found.sections[0].rows] == ["4 or 8"] * 3
@@ -197,7 +200,7 @@ def test_bits_are_chosen_for_a_budget_and_named_in_plan_and_report(pairs, tmp_pa
 @pytest.mark.short(cases=1)
 @pytest.mark.parametrize("drop", [1.0, 0.02, 0.0])
 def test_a_drop_of_the_main_metric_is_kept_on_the_validation_data(pairs, drop):
-    result = compress(recipe(TRAIN, quantize(weights=[2, 4, 8], drop=drop)), network(), pairs)
+    result = compress(recipe(TRAIN, quantize(bits=[2, 4, 8], drop=drop)), network(), pairs)
     found = sections_of(result, 1)
     trials = found["Evaluated choices"]["rows"]
     size = sum(row[-1] for row in found["Bits of each weight"]["rows"])
@@ -212,7 +215,7 @@ def test_a_drop_of_the_main_metric_is_kept_on_the_validation_data(pairs, drop):
 
 
 def test_bits_by_patterns_and_zeros_of_the_step(pairs):
-    settings = dict(weights={"hidden": 4, "logits": "float"}, sparsity=0.5, pattern="2:4", exclude=[])
+    settings = dict(bits={"hidden": 4, "logits": "float"}, sparsity=0.5, pattern="2:4", exclude=[])
     found = plan(recipe(quantize(**settings)), network(), pairs).steps[0]
     assert "weights by patterns ('hidden' 4 bits, 'logits' float) with 0.5 zeros (2:4)" in found.text
     result = compress(recipe(quantize(**settings)), network(), pairs)
@@ -226,34 +229,34 @@ def test_bits_by_patterns_and_zeros_of_the_step(pairs):
 
 
 def test_awq_is_a_method_of_the_step(pairs):
-    result = compress(recipe(quantize(weights=4, method="awq")), network(), pairs)
+    result = compress(recipe(quantize(bits=4, method="awq")), network(), pairs)
     assert any("Activation-aware scaling changed the channels" in note for note in result.report.notes)
 
 
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([quantize(weights=9)], "weights"),
-        ([quantize(weights=[4, 8])], "for a budget of bytes, or for a drop of the main metric. Received: weights"),
-        ([quantize(weights=[4, 8], budget=9000, drop=0.1)], "Received: budget and drop"),
-        ([quantize(weights=4, budget=9000)], "budget chooses the bits: write a list"),
-        ([quantize(weights=[4, 4], budget=9000)], "expected bits, 2 to 8; a list of bits"),
-        ([TRAIN, quantize(weights=[4, 8], budget=900)], "With the fewest bits the weights .* Received: budget=900"),
-        ([quantize(weights=8, budget=9000)], "budget chooses the bits: write a list"),
-        ([quantize(weights={"re:[": 4})], "is not a regular expression"),
-        ([quantize(weights={"hidden": 12})], "expected bits, 2 to 8; a list of bits"),
-        ([quantize(weights={"hiden": 4})], "Did you mean 'hidden'"),
+        ([quantize(bits=9)], "bits"),
+        ([quantize(bits=[4, 8])], "for a budget of bytes, or for a drop of the main metric. Received: bits"),
+        ([quantize(bits=[4, 8], budget=9000, drop=0.1)], "Received: budget and drop"),
+        ([quantize(bits=4, budget=9000)], "budget chooses the bits: write a list"),
+        ([quantize(bits=[4, 4], budget=9000)], "expected bits, 2 to 8; a list of bits"),
+        ([TRAIN, quantize(bits=[4, 8], budget=900)], "With the fewest bits the weights .* Received: budget=900"),
+        ([quantize(bits=8, budget=9000)], "budget chooses the bits: write a list"),
+        ([quantize(bits={"re:[": 4})], "is not a regular expression"),
+        ([quantize(bits={"hidden": 12})], "expected bits, 2 to 8; a list of bits"),
+        ([quantize(bits={"hiden": 4})], "Did you mean 'hidden'"),
         ([quantize(epochs=1, sparsity=0.5)], "sparsity is about rounding without training"),
         ([quantize(pattern="2:4")], "pattern is that of new zeros: write sparsity, too. Received: '2:4'"),
         ([quantize(drop=-0.1)], "drop"),
-        ([quantize(activations=12)], "expected 8 or 16 bits, or float"),
-        ([quantize(activations=True)], "expected 8 or 16 bits, or float .*Received: true"),
+        ([quantize(activation_bits=12)], "expected 8 or 16 bits, or float"),
+        ([quantize(activation_bits=True)], "expected 8 or 16 bits, or float .*Received: true"),
         ([quantize(activation_ranges="max")], "expected minmax, mse or percentile"),
-        ([quantize(group_size=32)], "scales of groups: write activations: float, too. Received: group_size 32 and"),
-        ([quantize(group_size=32, activations=16)], "Received: group_size 32 and activations 16"),
-        ([quantize(group_size=8, activations="float")], "16 or more: .*Received: 8"),
-        ([quantize(group_size=0, activations="float")], "group_size"),
-        ([quantize(bits=4)], "unknown key 'bits'"),
+        ([quantize(group_size=32)], "scales of groups: write activation_bits: float, too. Received: group_size 32 and"),
+        ([quantize(group_size=32, activation_bits=16)], "Received: group_size 32 and activation_bits 16"),
+        ([quantize(group_size=8, activation_bits="float")], "16 or more: .*Received: 8"),
+        ([quantize(group_size=0, activation_bits="float")], "group_size"),
+        ([quantize(bit=4)], "unknown key 'bit'.* Did you mean 'bits'"),
         ([quantize(exclude=["hiden"])], "Did you mean 'hidden'"),
         ([quantize(epochs=1, method="gptq")], "method is about rounding without training"),
         ([quantize(epochs=1, memory=1e6)], "memory is about weights that are rounded or measured on data"),
@@ -263,7 +266,7 @@ def test_awq_is_a_method_of_the_step(pairs):
         ([quantize(epochs=2, begin_epoch=2)], "begins before the last epoch. Received: begin_epoch 2 and epochs 2"),
         ([quantize(epochs=0)], "epochs"),
         ([quantize(misfits="refuse")], "misfits"),
-        ([quantize(full_integer=True, activations="float")], "nothing computes in floating point"),
+        ([quantize(full_integer=True, activation_bits="float")], "nothing computes in floating point"),
         ([quantize(full_integer=True, drop=0.1)], "for a drop weights may stay in floating point"),
         ([quantize(), TRAIN], "Write the quantize step after this one"),
         ([quantize(), prune()], "Write the quantize step after this one"),
@@ -306,7 +309,7 @@ def test_a_file_that_fails_leaves_a_row_with_the_reason(pairs, monkeypatch):
 
 @pytest.mark.thorough
 def test_an_interrupted_run_ends_with_the_same_bytes(pairs, tmp_path):
-    steps = recipe(TRAIN, quantize(weights=4), {"export": {"formats": ["keras"]}})
+    steps = recipe(TRAIN, quantize(bits=4), {"export": {"formats": ["keras"]}})
     whole = compress(steps, network(), pairs, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         compress(steps, network(), pairs, tmp_path / "run", progress=Stop(2))
@@ -318,7 +321,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(pairs, tmp_path):
 
 
 def test_weights_are_trained_on_integers_and_zeros_of_earlier_steps_stay(pairs, tmp_path):
-    steps = recipe(TRAIN, prune(exclude=["logits"]), quantize(weights=3, epochs=3))
+    steps = recipe(TRAIN, prune(exclude=["logits"]), quantize(bits=3, epochs=3))
     result = compress(steps, network(), pairs, tmp_path / "run")
     report = result.report.to_dict()
     assert [len(one["history"]["loss"]) for one in report["steps"] if one["kind"] == "quantize"] == [3]
@@ -345,7 +348,7 @@ def test_the_plan_of_a_training_on_integers_has_epochs_and_updates(pairs):
 @pytest.mark.thorough
 @pytest.mark.parametrize("begin_epoch", [0, 2])
 def test_a_training_on_integers_that_is_interrupted_ends_with_the_same_bytes(pairs, tmp_path, begin_epoch):
-    training = quantize(weights=4, epochs=4, begin_epoch=begin_epoch)
+    training = quantize(bits=4, epochs=4, begin_epoch=begin_epoch)
     steps = recipe(prune(exclude=["logits"]), training, {"export": {"formats": ["keras"]}})
     whole = compress(steps, network(), pairs, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -358,7 +361,7 @@ def test_a_training_on_integers_that_is_interrupted_ends_with_the_same_bytes(pai
 
 
 def test_bits_for_a_budget_are_chosen_before_the_training_and_kept_when_it_resumes(pairs, tmp_path, monkeypatch):
-    steps = recipe(prune(exclude=["logits"]), quantize(weights=[4, 8], budget=2200, epochs=3))
+    steps = recipe(prune(exclude=["logits"]), quantize(bits=[4, 8], budget=2200, epochs=3))
     whole = compress(steps, network(), pairs, tmp_path / "whole")
     chosen = {row[0]: int(row[-2]) for row in sections_of(whole, 1)["Bits of each weight"]["rows"]}
     assert set(chosen.values()) == {4, 8}
@@ -379,5 +382,5 @@ def test_bits_for_a_budget_are_chosen_before_the_training_and_kept_when_it_resum
 @pytest.mark.thorough
 @pytest.mark.parametrize("settings", [{}, {"epochs": 2}], ids=["after training", "in training"])
 def test_a_run_is_repeated_by_verify(pairs, tmp_path, settings):
-    compress(recipe(TRAIN, quantize(weights=4, **settings)), network(), pairs, tmp_path / "run")
+    compress(recipe(TRAIN, quantize(bits=4, **settings)), network(), pairs, tmp_path / "run")
     assert verify(tmp_path / "run", model=network(), data=pairs).identical

@@ -22,8 +22,7 @@ from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.datasets.parts import ArrayPart
 from prunekit.recipe.run.runner import compress, plan
 from prunekit.recipe.settings.compile_fields import Compile
-from prunekit.recipe.state import replica_state
-from prunekit.recipe.state import replicas as replicas_module
+from prunekit.recipe.state import replica_state, replicas as replicas_module
 from prunekit.recipe.state.models import load_model
 from prunekit.recipe.state.replicas import ALONE, Replicas, check_distribution, distributed
 from prunekit.recipe.text.loader import RecipeError, load_recipe

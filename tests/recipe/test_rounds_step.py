@@ -10,7 +10,7 @@ from prunekit.recipe.run.runner import compress, plan
 from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.text.loader import RecipeError, load_recipe
 
-SETTINGS = {"number": 2, "sparsity": 0.75, "epochs_per_round": 2, "include": ["hidden"]}
+SETTINGS = {"rounds": 2, "sparsity": 0.75, "epochs_per_round": 2, "include": ["hidden"]}
 
 
 def of(**others):
@@ -145,7 +145,7 @@ REFUSED = {
     "criterion of a training": ({"criterion": "movement"}, "'movement' measures how training changes the weights"),
     "nothing to prune": ({"sparsity": 0.0}, "expected a sparsity above 0"),
     "learning rate": ({"rewind": "learning_rate"}, "rewind"),
-    "no round": ({"number": 0}, "number"),
+    "no round": ({"rounds": 0}, "rounds"),
 }
 
 

@@ -14,7 +14,7 @@ from prunekit.anatomy.cost.inspection import inspect
 from prunekit.anatomy.files.digests import model_digest, weight_arrays
 from prunekit.core.runtime import environment
 from prunekit.delivery.reports.run_report import RunReport
-from prunekit.recipe.run.runner import ExpectationFailed, compress, verify
+from prunekit.recipe.run.runner import ExpectationError, compress, verify
 from prunekit.recipe.state import progress as progress_module
 from prunekit.recipe.state.models import load_model
 from prunekit.recipe.text.loader import RecipeError, load_recipe
@@ -249,7 +249,7 @@ def test_a_failed_expectation_stops_the_run_and_leaves_a_whole_directory(tmp_pat
         {"expect": {"accuracy": {"min": 1.0}, "sparsity": {"max": 0.4}, "bytes": {"keras": {"max": 100}}}},
         {"train": {"epochs": 50}},
     ]
-    with pytest.raises(ExpectationFailed) as raised:
+    with pytest.raises(ExpectationError) as raised:
         compress(recipe(*steps), perceptron, pairs, tmp_path / "run")
     message = str(raised.value)
     assert message.startswith(
@@ -274,7 +274,7 @@ def test_a_sparsity_that_misses_by_the_rounding_of_counts_is_met(perceptron, pai
     ).report
     (row,) = report.expectations
     assert row["met"] and row["measured"] == pytest.approx((90 + 45) / 192)
-    with pytest.raises(ExpectationFailed, match="sparsity 0.7031 is below the expected 0.71"):
+    with pytest.raises(ExpectationError, match="sparsity 0.7031 is below the expected 0.71"):
         steps = [
             {"prune": {"sparsity": 0.7, "allocation": "uniform", "repair": "none"}},
             {"expect": {"sparsity": {"min": 0.71}}},

@@ -59,10 +59,10 @@ MISTAKES = {
     "allocation": ("shrink: {macs: 0.5, allocation: globl}", "8:37", "'globl'. Did you mean 'global'?"),
     "rounds": ("shrink: {macs: 0.5, rounds: 3}", "8:33", "3 rounds train after each removal: add 'epochs_per_round'"),
     "learning rate": ("shrink: {macs: 0.5, learning_rate: 0.1}", "8:40", "'learning_rate' needs 'epochs_per_round'"),
-    "calibration": (
-        "shrink: {macs: 0.5, repair: none, calibration: 64}",
+    "examples": (
+        "shrink: {macs: 0.5, repair: none, examples: 64}",
         "8:52",
-        "'calibration' needs 'repair', or a criterion",
+        "'examples' needs 'repair', or a criterion",
     ),
     "another word": (
         "shrink: {channels: zero}",
@@ -178,7 +178,7 @@ UNIFORM = "allocation: uniform, since a plan tells the sizes"
         ({}, True, [TRIED, UNIFORM]),
         ({}, False, [TRIED, UNIFORM]),
         ({"repair": "none"}, True, ["criterion: l2, since nothing is repaired", UNIFORM]),
-        ({"criterion": "magnitude", "allocation": "alike"}, True, []),
+        ({"criterion": "magnitude", "allocation": "per_kind"}, True, []),
         ({"criterion": "magnitude"}, True, [UNIFORM]),
         ({"allocation": "global"}, True, [TRIED]),
     ],
@@ -215,7 +215,7 @@ def test_the_plan_counts_the_epochs_of_the_rounds(pairs):
 
 @pytest.mark.every_backend(cases=0)
 def test_a_run_ends_with_the_smaller_model_in_every_file(pairs, tmp_path):
-    steps = TRAIN, shrink(channels=0.5, repair="weights", calibration=32), {"finetune": {"epochs": 1}}
+    steps = TRAIN, shrink(channels=0.5, repair="weights", examples=32), {"finetune": {"epochs": 1}}
     later = {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}}, {"export": {"formats": ["keras"]}}
     result = compress(recipe(*steps, *later), network(), pairs, tmp_path / "run")
     sizes = {"hidden/kernel": (8, 8), "second/kernel": (8, 6), "logits/kernel": (6, 4)}
@@ -252,7 +252,7 @@ def test_without_data_channels_are_removed(perceptron):
 @pytest.mark.parametrize("measure", ["parameters", "macs"])
 @pytest.mark.parametrize("allocation", ALLOCATIONS)
 def test_every_allocation_reaches_the_target_by_another_criterion_than_that_of_the_plan(pairs, measure, allocation):
-    settings = {measure: 0.5, "allocation": allocation, "criterion": "taylor", "calibration": 64}
+    settings = {measure: 0.5, "allocation": allocation, "criterion": "taylor", "examples": 64}
     report = compress(recipe(shrink(**settings)), network(width=120), pairs).report
     before, after = report.before, report.after
     share = after.parameters / before.parameters if measure == "parameters" else after.macs / before.macs

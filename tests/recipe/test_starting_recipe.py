@@ -127,7 +127,7 @@ REMOVED = ["train", "shrink", "finetune"]
 FOR_GOALS = {
     "phone": ([*REMOVED, *CHANGES], {"channels": 0.5}, {"$final", "formats: [keras, litert]"}),
     "microcontroller": ([*REMOVED, "export", "quantize", "expect"], {"channels": 0.25}, {"full_integer: true"}),
-    "server": ([*REMOVED, "export", "quantize", "expect"], {"macs": 0.5}, {"activations: 8"}),
+    "server": ([*REMOVED, "export", "quantize", "expect"], {"macs": 0.5}, {"activation_bits: 8"}),
 }
 
 

@@ -46,7 +46,7 @@ def compress(recipe, *, output, trust, force, resume):
     finally:
         Path(output).rmdir()
 
-sys.modules["prunekit.recipe.run.runner"] = types.SimpleNamespace(compress=compress, ExpectationFailed=KeyError)
+sys.modules["prunekit.recipe.run.runner"] = types.SimpleNamespace(compress=compress, ExpectationError=KeyError)
 from prunekit.recipe.sweep import sweep_process
 sys.exit(sweep_process.main(sys.argv[1:]))
 """
@@ -66,7 +66,7 @@ def test_it_clears_up_and_ends_when_its_sweep_is_gone(monkeypatch, tmp_path):
 def test_a_run_that_was_killed_is_resumed_unless_it_is_to_be_replaced(monkeypatch, tmp_path, force):
     given = {}
     stand_in = types.SimpleNamespace(
-        compress=lambda recipe, **options: given.update(options), ExpectationFailed=KeyError
+        compress=lambda recipe, **options: given.update(options), ExpectationError=KeyError
     )
     monkeypatch.setitem(sys.modules, "prunekit.recipe.run.runner", stand_in)
     monkeypatch.setattr(sweep_process, "_end_with_parent", lambda: None)

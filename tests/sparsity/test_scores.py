@@ -10,8 +10,8 @@ from backends import BACKEND, tensorflow_only
 from keras import ops
 
 from prunekit.sparsity.automatic import AutomaticCriterion
-from prunekit.sparsity.channel_scores import Apoz, BatchNormalizationScale, GeometricMedian, MeanActivation
-from prunekit.sparsity.gradient_scores import Fisher, GraSP, OptimalBrainDamage, Snip, SynFlow, Taylor
+from prunekit.sparsity.channel_scores import APoZ, BatchNormalizationScale, GeometricMedian, MeanActivation
+from prunekit.sparsity.gradient_scores import SNIP, Fisher, GraSP, OptimalBrainDamage, SynFlow, Taylor
 from prunekit.sparsity.scores import (
     L2,
     Criterion,
@@ -35,8 +35,8 @@ def smallest_first(weight):
 
 # JAX takes float64 for float32.
 DOUBLE = "float32" if BACKEND == "jax" else "float64"
-OF_UNITS = [BatchNormalizationScale(), Apoz(), MeanActivation()]
-OF_GRADIENTS = [Snip(), GraSP(), SynFlow(), Taylor(), Fisher(), OptimalBrainDamage()]
+OF_UNITS = [BatchNormalizationScale(), APoZ(), MeanActivation()]
+OF_GRADIENTS = [SNIP(), GraSP(), SynFlow(), Taylor(), Fisher(), OptimalBrainDamage()]
 FAMILY = [
     *(Magnitude(), L2(), Movement(), Random(), Random(seed=2**40 + 3), Custom(smallest_first)),
     *(*OF_UNITS, *OF_GRADIENTS, GeometricMedian()),
@@ -277,7 +277,7 @@ def test_the_geometric_median_shows_nan_rather_than_hide_it():
 @pytest.mark.parametrize(
     ("criterion", "formula"),
     [
-        (Snip(), lambda w, s: np.abs(w * s)),
+        (SNIP(), lambda w, s: np.abs(w * s)),
         (GraSP(), lambda w, s: w * s),
         (SynFlow(), lambda w, s: np.abs(w) * s),
         (Taylor(), lambda w, s: w**2 * s),
@@ -301,7 +301,7 @@ def test_numbers_of_units_are_repeated_along_the_other_axes(criterion):
     (name,) = criterion.needs
     values = np.array([-1.0, 2.0, 3.0], "float32")
     found = criterion(np.zeros((2, 3, 4), "float32"), target=Axes((1,)), statistics={name: values})
-    expected = {BatchNormalizationScale: np.abs(values), Apoz: -values, MeanActivation: values}[type(criterion)]
+    expected = {BatchNormalizationScale: np.abs(values), APoZ: -values, MeanActivation: values}[type(criterion)]
     np.testing.assert_array_equal(ops.convert_to_numpy(found), np.broadcast_to(expected[:, None], (2, 3, 4)))
 
 

@@ -36,7 +36,7 @@ def train(strategy, callbacks):
     """The final weights."""
     with strategy.scope():
         model = build(ROW)
-    schedule = pk.PolynomialDecay(final_sparsity=0.8, end_step=12, frequency=2)
+    schedule = pk.schedules.PolynomialDecay(final_sparsity=0.8, end_step=12, frequency=2)
     with pk.distribution.across_replicas(model):
         model.fit(
             *data(ROW),

@@ -75,7 +75,7 @@ def data(row):
 def schedule_of(row):
     """A few changes of the masks, most of them ending at the sixth update."""
     final = 0.5 if row.options.get("pattern") == "2:4" else 0.8
-    return pk.PolynomialDecay(final_sparsity=final, begin_step=row.begin, end_step=row.end, frequency=2)
+    return pk.schedules.PolynomialDecay(final_sparsity=final, begin_step=row.begin, end_step=row.end, frequency=2)
 
 
 def copies(variable):

@@ -9,7 +9,7 @@ from prunekit.anatomy.layers.model_weights import weights_in
 
 
 def schedule(**options):
-    return pk.PolynomialDecay(**{"final_sparsity": 0.75, "end_step": 9, "frequency": 2, **options})
+    return pk.schedules.PolynomialDecay(**{"final_sparsity": 0.75, "end_step": 9, "frequency": 2, **options})
 
 
 def fit(model, name, *callbacks, epochs=4, **arguments):

@@ -84,7 +84,16 @@ def write(inputs, steps=RECIPE["steps"]):
 def scan(folder):
     """A sensitivity scan by the command line, of the model and the data that `write` wrote beside the folder."""
     inputs = folder.parent / "inputs"
-    arguments = ["sensitivity", inputs / "in.keras", "--data", inputs / "d.npz", "-o", folder / "scan", "--memory", 1]
+    arguments = [
+        "sensitivity",
+        inputs / "in.keras",
+        "--data",
+        inputs / "d.npz",
+        "-o",
+        folder / "scan",
+        "--memory",
+        "1MB",
+    ]
     code = cli.run([*map(str, arguments), "--include", "*"])
     if code:
         raise RuntimeError(f"exit code {code}")
@@ -94,7 +103,7 @@ def script(folder):
     keras.utils.set_random_seed(1)
     network = model()
     network.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    schedule = pk.PolynomialDecay(final_sparsity=0.8, begin_step=2, end_step=20, frequency=3)
+    schedule = pk.schedules.PolynomialDecay(final_sparsity=0.8, begin_step=2, end_step=20, frequency=3)
     pruning = pk.PruningCallback(schedule, criterion="movement", allocation="uniform")
     backup = keras.callbacks.BackupAndRestore(folder / "backup")
     network.fit(*samples(), batch_size=16, epochs=6, shuffle=False, verbose=0, callbacks=[backup, pruning])

@@ -108,7 +108,7 @@ def _fit(model, data, cell, checker: Checker | None) -> None:
         if cell.loop.startswith(QUANTIZED):
             # Rounding makes zeros of small weights at the end.
             checker.rounds = True
-            callbacks.insert(1, QuantizationCallback(data, weights=4, begin_step=BEGIN, freeze_step=FREEZE))
+            callbacks.insert(1, QuantizationCallback(data, bits=4, begin_step=BEGIN, freeze_step=FREEZE))
     # Two epochs, so that something happens between them.
     half = [array[: len(array) // 2] for array in (*data[0], data[1])]
     former = model.train_function
@@ -156,7 +156,7 @@ def _quantized(model, data, cell, checker: Checker | None) -> contextlib.Abstrac
     if checker is None or not cell.loop.startswith(QUANTIZED):
         return contextlib.nullcontext()
     checker.rounds = True
-    return Quantizer(model, data, weights=4)
+    return Quantizer(model, data, bits=4)
 
 
 def _build_optimizer(model) -> None:

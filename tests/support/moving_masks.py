@@ -8,7 +8,7 @@ from keras import ops
 
 import prunekit as pk
 
-STEADY = pk.ConstantSparsity(0.75, begin_step=0, frequency=4)
+STEADY = pk.schedules.ConstantSparsity(0.75, begin_step=0, frequency=4)
 
 
 def make_data():

@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 from architecture_parts import VOCABULARY, architecture, chain, classify, conv_bn, stack
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 
 # Normalizations and activations with weights.
 

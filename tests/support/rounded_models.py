@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 from architectures import ARCHITECTURES, inputs_of, randomize
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 
 METHODS = ("nearest", "gptq")
 

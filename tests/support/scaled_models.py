@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 from architectures import inputs_of, randomize, stack
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 
 from prunekit.core.runtime.variable_values import assigned
 from prunekit.techniques.quantize.placement.placement import place

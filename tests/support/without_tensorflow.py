@@ -60,12 +60,12 @@ def in_python(folder, x, y):
     found = {}
     fitted = network()
     pruning = pk.PruningCallback(
-        pk.PolynomialDecay(0.0, 0.75, begin_step=0, end_step=6, frequency=2), allocation="uniform"
+        pk.schedules.PolynomialDecay(0.0, 0.75, begin_step=0, end_step=6, frequency=2), allocation="uniform"
     )
     fitted.fit(x, y, batch_size=16, epochs=2, verbose=0, validation_data=(x, y), callbacks=[pruning])
     found["fit"] = zeros(fitted)
     looped = network()
-    with pk.Pruner(looped, pk.ConstantSparsity(0.5, begin_step=0), allocation="uniform") as pruner:
+    with pk.Pruner(looped, pk.schedules.ConstantSparsity(0.5, begin_step=0), allocation="uniform") as pruner:
         looped.train_on_batch(x, y)
         pruner.step()
     found["loop"] = zeros(looped)

@@ -68,7 +68,7 @@ def test_a_recipe_that_was_killed_while_it_removes_channels_ends_with_the_same_b
 @pytest.mark.thorough
 def test_a_recipe_that_was_killed_in_its_training_on_integers_ends_with_the_same_bytes(tmp_path):
     prune = {"epochs": 2, "schedule": {"type": "constant", "target_sparsity": 0.5, "end": {"epochs": 1}}}
-    quantize = {"weights": 4, "epochs": 3, "calibration": 32}
+    quantize = {"bits": 4, "epochs": 3, "examples": 32}
     steps = [{"train": {"epochs": 1}}, {"prune": prune}, {"quantize": quantize}, {"export": {"formats": ["keras"]}}]
     killed_jobs.write(tmp_path / "inputs", steps)
     check(killed("recipe", tmp_path, range(8), 8, {"array", "replace", "read", "batch"}), tmp_path / "whole")
@@ -80,7 +80,7 @@ def test_a_recipe_that_was_killed_in_its_training_on_integers_ends_with_the_same
 @pytest.mark.parametrize("policy", ["rigl", "set", "ac_dc", {"type": "straight_through", "decay": 0.01}], ids=str)
 def test_a_recipe_whose_masks_move_ends_with_the_same_bytes(tmp_path, policy):
     schedule = {"type": "constant", "target_sparsity": 0.7, "end": {"steps": 15}, "frequency": 3}
-    prune = {"epochs": 4, "schedule": schedule, "policy": policy, "calibration": 32}
+    prune = {"epochs": 4, "schedule": schedule, "policy": policy, "examples": 32}
     if policy != "rigl":
         del prune["calibration"]
     killed_jobs.write(tmp_path / "inputs", [{"train": {"epochs": 1}}, {"prune": prune}, {"finetune": {"epochs": 1}}])

@@ -8,20 +8,20 @@ import numpy as np
 
 from prunekit.anatomy.channels.channels import Group
 
-ALLOCATIONS = ("uniform", "alike", "global")
+ALLOCATIONS = ("uniform", "per_kind", "global")
 
 
 class Order:
     """The order in which channels are removed; each beginning of it is a selection.
 
-    A group loses its least important channels first. With "uniform" all groups lose the same share, with "alike" groups
-    of the same kind are ranked together and each kind loses the same share, with "global" all groups are ranked
+    A group loses its least important channels first. With "uniform" all groups lose the same share, with "per_kind"
+    groups of the same kind are ranked together and each kind loses the same share, with "global" all groups are ranked
     together.
 
     Args:
         groups: The groups that may shrink.
         importances: Importance of each channel of each group.
-        allocation: "uniform", "alike" or "global".
+        allocation: "uniform", "per_kind" or "global".
         minimum: Smallest number of units that a group keeps.
         multiple: The kept units of each group are rounded up to a multiple of this number.
 
@@ -45,7 +45,7 @@ class Order:
         self.total = sum(len(values) for _, values in self._units)
         pools: dict[object, list[int]] = {}
         for index, group in enumerate(groups):
-            pools.setdefault({"uniform": index, "alike": _kind(group), "global": ""}[allocation], []).append(index)
+            pools.setdefault({"uniform": index, "per_kind": _kind(group), "global": ""}[allocation], []).append(index)
         self._sizes = np.array([len(values) for _, values in self._units], int)
         share, owners = (np.concatenate(parts) for parts in zip(*map(self._shares, pools.values()), strict=True))
         self._owners = owners[np.lexsort((owners, share))]

@@ -50,7 +50,7 @@ def integer_file(
     if formats.activations not in (None, IntegerFormat(8, symmetric=False), IntegerFormat(16)):
         raise ValueError(
             "Integer files have activations of 8 bits with a zero point, of 16 bits without, or in floating point. "
-            f"Received: {formats.activations}. Quantize with activations=8, activations=16 or activations=None."
+            f'Received: {formats.activations}. Quantize with activation_bits=8, 16 or "float".'
         )
     marking = _Marking(grids, formats)
     with simulating(placement, marking):

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING
 from prunekit.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from prunekit.interop.tfmot.conversion import Converted, convert, read_model
+    from prunekit.interop.tfmot.conversion import Converted as Converted, convert as convert, read_model as read_model
 
-__all__ = ["Converted", "convert", "read_model"]
-__getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(__all__, f"{__name__}.conversion"))
+
+_HOME = dict.fromkeys(("Converted", "convert", "read_model"), f"{__name__}.conversion")
+__all__ = sorted(_HOME)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

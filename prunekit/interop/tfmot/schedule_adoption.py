@@ -7,7 +7,7 @@ from prunekit.sparsity.schedules import ConstantSparsity, MultiStep, PolynomialD
 
 _THEIRS = "tensorflow_model_optimization."
 _MOST_CALLS = 10_000
-_REMEDY = "Write it as pk.MultiStep or as a subclass of prunekit.sparsity.schedules.Schedule."
+_REMEDY = "Write it as pk.schedules.MultiStep or as a subclass of prunekit.sparsity.schedules.Schedule."
 
 
 def adopted(schedule: Any) -> Any:

@@ -49,7 +49,7 @@ from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe, l
 from prunekit.recipe.text.presence import check_sources_kept
 
 __all__ = [
-    "ExpectationFailed",
+    "ExpectationError",
     "Plan",
     "PlannedStep",
     "PlannedTarget",
@@ -71,7 +71,7 @@ class Result:
     directory: Path | None
 
 
-class ExpectationFailed(Exception):
+class ExpectationError(Exception):
     """Raised when a run does not meet the recipe's expectations; its report and directory are complete.
 
     Attributes:
@@ -137,7 +137,7 @@ def compress(  # noqa: PLR0913
 
     Raises:
         RecipeError: The recipe, model, data or output is invalid; nothing has been trained or written.
-        ExpectationFailed: The result does not meet an `expect` step.
+        ExpectationError: The result does not meet an `expect` step.
         OSError: Writing failed, for example on a full disk, or another process of the run was lost
             (`ConnectionError`). The checkpoints are kept for `resume`.
     """
@@ -206,7 +206,7 @@ def _tell_data_notes(prepared: Prepared, progress: Listener | None) -> None:
 
 def _expected(result: Result, failures: Sequence[dict[str, Any]]) -> Result:
     if failures:
-        raise ExpectationFailed("; ".join(map(failure_text, failures)), result)
+        raise ExpectationError("; ".join(map(failure_text, failures)), result)
     return result
 
 

@@ -112,6 +112,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     example: ClassVar[str] = ""
+    # Former name of a field -> present name: still read, with a warning.
+    former: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -122,10 +124,15 @@ class Settings(BaseModel):
         if not isinstance(value, Mapping):
             such_as = f", such as {cls.example}" if cls.example else ""
             raise refusal(f"expected a mapping{such_as}. Received: {shown(value)}.")
-        for key in value:
-            if key not in cls.model_fields:
+        found = {}
+        for key, item in value.items():
+            name = cls.former.get(key, key)
+            if name not in cls.model_fields or (name != key and name in value):
                 raise unknown("key", key, cls.model_fields, key)
-        return dict(value)
+            if name != key:
+                warnings.warn(f"The key {key!r} of a recipe is now {name!r}.", DeprecationWarning, stacklevel=2)
+            found[name] = item
+        return found
 
     def given(self, *names: str) -> list[str]:
         """Returns those of the fields `names` that are not None."""
@@ -377,6 +384,8 @@ Positive = Annotated[float, Field(gt=0.0)]
 # Bytes of activations that are kept; as in Python.
 Memory = Annotated[float, Field(gt=0.0)]
 MEMORY = 1e9
+# Training examples that an operation reads, unless `examples` is given.
+EXAMPLES = 1024
 Epochs = Annotated[int, Field(ge=1, le=1_000_000)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]

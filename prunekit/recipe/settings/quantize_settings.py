@@ -1,11 +1,13 @@
 """Settings of the step kind quantize. Reads no file and imports neither Keras nor NumPy."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from prunekit.recipe.settings.fields import (
+    EXAMPLES,
     MEMORY,
     Count,
     Epochs,
@@ -27,13 +29,13 @@ _ENDINGS = {8: "", 16: "-activations16", "float": "-weights"}
 _RULE = re.compile(r"minmax|mse|percentile(:0?\.\d+)?")
 
 
-def _activations(value: Any) -> Any:
+def _activation_bits(value: Any) -> Any:
     if value in (8, 16, "float"):
         return value
     raise refusal(f"expected 8 or 16 bits, or float for tensors in floating point. Received: {shown(value)}.")
 
 
-def _weights(value: Any) -> Any:
+def _bits(value: Any) -> Any:
     if value is None or _are_bits(value):
         return value
     if isinstance(value, list | tuple) and value and all(map(_are_bits, value)) and len(set(value)) == len(value):
@@ -47,7 +49,7 @@ def _weights(value: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """Returns which of the forms of `weights` a value has; the tags are no keys of a recipe."""
+    """Returns which of the forms of `bits` a value has; the tags are no keys of a recipe."""
     return "(patterns)" if isinstance(value, dict) else "(list)" if isinstance(value, list | tuple) else "(bits)"
 
 
@@ -86,11 +88,11 @@ class Quantize(Settings):
         epochs: Epochs of training on integers; None = no training.
         learning_rate: Learning rate of this training; None means that of the recipe's compile settings.
         begin_epoch: Number of epochs in floating point before it; the step trains `epochs` epochs in all.
-        weights: Bits of the weights, 2 to 8; bits to choose from; or bits by patterns, with "float". None = 8, or 4 and
+        bits: Bits of the weights, 2 to 8; bits to choose from; or bits by patterns, with "float". None = 8, or 4 and
             8 to choose from.
         budget: Largest number of bytes of all weights, for which bits are chosen; None = none.
         drop: Largest loss of the main metric on the validation data, for which bits are chosen; None = none.
-        activations: 8 or 16 bits for the tensors between layers, or "float".
+        activation_bits: 8 or 16 bits for the tensors between layers, or "float".
         group_size: Number of consecutive inputs of an output that share a scale; None = all of them.
         method: How weights are rounded.
         weight_ranges: Ranges of output channels; None means minmax for 8 bits and mse for fewer.
@@ -102,7 +104,7 @@ class Quantize(Settings):
         sparse: Whether kernels of the file are encoded sparsely where that is smaller.
         integer_io: What of the file's "inputs" and "outputs" is integers instead of float32; with "uint8" without a
             sign, and "uint8" alone means both.
-        calibration: Number of training examples that are read.
+        examples: Number of training examples that are read.
         memory: Largest number of bytes of activations that are kept while weights are rounded or measured on data.
         include: Patterns of layers and weights to quantize; empty = all.
         exclude: Patterns of layers that compute in floating point.
@@ -112,14 +114,19 @@ class Quantize(Settings):
         name: Stem of the file's name.
     """
 
-    example: ClassVar[str] = "{weights: 8, activations: 8}"
+    example: ClassVar[str] = "{bits: 8, activation_bits: 8}"
+    former: ClassVar[Mapping[str, str]] = {
+        "weights": "bits",
+        "activations": "activation_bits",
+        "calibration": "examples",
+    }
     epochs: Epochs | None = None
     learning_rate: Positive | None = None
     begin_epoch: Annotated[int, Field(ge=0)] = 0
-    weights: Annotated[Bits, BeforeValidator(_weights)] = None
+    bits: Annotated[Bits, BeforeValidator(_bits)] = None
     budget: Count | None = None
     drop: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    activations: Annotated[Literal[8, 16, "float"], BeforeValidator(_activations)] = 8
+    activation_bits: Annotated[Literal[8, 16, "float"], BeforeValidator(_activation_bits)] = 8
     group_size: Count | None = None
     method: Literal["auto", "nearest", "gptq", "awq"] = "auto"
     weight_ranges: RangeRule | None = None
@@ -130,7 +137,7 @@ class Quantize(Settings):
     pattern: Annotated[str, AfterValidator(checked_pattern)] = "unstructured"
     sparse: bool = False
     integer_io: IntegerIO = ()
-    calibration: Count = 512
+    examples: Count = EXAMPLES
     memory: Memory = MEMORY
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
@@ -168,42 +175,46 @@ class Quantize(Settings):
 
     @model_validator(mode="after")
     def _of_groups(self) -> Self:
-        if self.group_size is not None and self.activations != "float":
+        if self.group_size is not None and self.activation_bits != "float":
             raise refusal(
-                "no integer kernel of LiteRT reads scales of groups: write activations: float, too. Received: "
-                f"group_size {self.group_size} and activations {self.activations}.",
+                "no integer kernel of LiteRT reads scales of groups: write activation_bits: float, too. Received: "
+                f"group_size {self.group_size} and activation_bits {self.activation_bits}.",
                 "group_size",
             )
         return self
 
     @model_validator(mode="after")
     def _of_integers(self) -> Self:
-        if self.integer_io and self.activations == "float":
-            raise refusal("a file with activations: float has inputs and outputs in floating point.", "integer_io")
-        if self.full_integer and self.activations == "float":
-            raise refusal("with full_integer nothing computes in floating point: write activations: 8.", "full_integer")
+        if self.integer_io and self.activation_bits == "float":
+            raise refusal("a file with activation_bits: float has inputs and outputs in floating point.", "integer_io")
+        if self.full_integer and self.activation_bits == "float":
+            raise refusal(
+                "with full_integer nothing computes in floating point: write activation_bits: 8.", "full_integer"
+            )
         if self.full_integer and self.drop is not None:
             raise refusal("for a drop weights may stay in floating point: write a budget, or no full_integer.", "drop")
-        if "uint8" in self.integer_io and self.activations == 16:
-            raise refusal("inputs and outputs of uint8 are those of files with activations: 8.", "integer_io")
-        if self.sparse and self.activations == "float":
-            raise refusal("sparse is about kernels of integer operations. Remove it, or activations: float.", "sparse")
+        if "uint8" in self.integer_io and self.activation_bits == 16:
+            raise refusal("inputs and outputs of uint8 are those of files with activation_bits: 8.", "integer_io")
+        if self.sparse and self.activation_bits == "float":
+            raise refusal(
+                "sparse is about kernels of integer operations. Remove it, or activation_bits: float.", "sparse"
+            )
         return self
 
     @model_validator(mode="after")
     def _of_choice(self) -> Self:
         bounds = [name for name in ("budget", "drop") if getattr(self, name) is not None]
-        listed = isinstance(self.weights, tuple)
+        listed = isinstance(self.bits, tuple)
         if len(bounds) > 1 or (listed and not bounds):
             raise refusal(
                 "bits are chosen for a budget of bytes, or for a drop of the main metric. Received: "
-                f"{' and '.join(bounds) or 'weights ' + shown(list(self.weights)) + ' alone'}.",  # type: ignore[arg-type]
-                "weights",
+                f"{' and '.join(bounds) or 'bits ' + shown(list(self.bits)) + ' alone'}.",  # type: ignore[arg-type]
+                "bits",
             )
-        if bounds and not listed and self.weights is not None:
+        if bounds and not listed and self.bits is not None:
             raise refusal(
-                f"{bounds[0]} chooses the bits: write a list, such as [4, 8]. Received: {shown(self.weights)}.",
-                "weights",
+                f"{bounds[0]} chooses the bits: write a list, such as [4, 8]. Received: {shown(self.bits)}.",
+                "bits",
             )
         return self
 
@@ -212,16 +223,14 @@ class Quantize(Settings):
         """Numbers of bits among which are chosen for each weight; () where none are chosen."""
         if self.budget is None and self.drop is None:
             return ()
-        return self.weights if isinstance(self.weights, tuple) else (4, 8)
+        return self.bits if isinstance(self.bits, tuple) else (4, 8)
 
     @property
-    def bits(self) -> int | dict[str, int | None]:
+    def fewest_bits(self) -> int | dict[str, int | str]:
         """Bits of the weights, or by patterns; the fewest of the candidates."""
         if self.candidates:
             return min(self.candidates)
-        if isinstance(self.weights, dict):
-            return {name: bits if isinstance(bits, int) else None for name, bits in self.weights.items()}
-        return self.weights if isinstance(self.weights, int) else 8
+        return self.bits if isinstance(self.bits, int | dict) else 8
 
     @property
     def bits_text(self) -> str:
@@ -229,9 +238,10 @@ class Quantize(Settings):
         if self.candidates:
             bound = f"at most {self.budget:,} bytes" if self.drop is None else f"a drop of at most {self.drop:g}"
             return f"weights of {' or '.join(map(str, self.candidates))} bits for {bound}"
-        if isinstance(self.bits, int):
-            return f"{self.bits}-bit weights"
-        told = [f"{pattern!r} {f'{bits} bits' if bits else 'float'}" for pattern, bits in self.bits.items()]
+        bits = self.fewest_bits
+        if isinstance(bits, int):
+            return f"{bits}-bit weights"
+        told = [f"{pattern!r} {f'{number} bits' if number != 'float' else number}" for pattern, number in bits.items()]
         return f"weights by patterns ({', '.join(told)})"
 
     def _is_given(self, name: str) -> bool:
@@ -241,5 +251,5 @@ class Quantize(Settings):
     @property
     def file(self) -> str:
         """Name of the written file."""
-        alike = isinstance(self.bits, int) and not self.candidates
-        return f"{self.name}-{f'int{self.bits}' if alike else 'mixed'}{_ENDINGS[self.activations]}.tflite"
+        bits = "mixed" if self.candidates or isinstance(self.fewest_bits, dict) else f"int{self.fewest_bits}"
+        return f"{self.name}-{bits}{_ENDINGS[self.activation_bits]}.tflite"

@@ -1,5 +1,6 @@
 """Settings of the step kind rounds. Reads no file and imports neither Keras nor NumPy."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -21,13 +22,14 @@ from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, sources_of
 
 
 class Rounds(Settings):
-    """A step that trains, and then prunes, rewinds and trains again in each of `number` rounds.
+    """A step that trains, and then prunes, rewinds and trains again in each of `rounds` rounds.
 
     The rewind point is the state at the start of the step.
     """
 
-    example: ClassVar[str] = "{number: 5, sparsity: 0.8, epochs_per_round: 10}"
-    number: Annotated[int, Field(ge=1, le=1000)]
+    example: ClassVar[str] = "{rounds: 5, sparsity: 0.8, epochs_per_round: 10}"
+    former: ClassVar[Mapping[str, str]] = {"number": "rounds"}
+    rounds: Annotated[int, Field(ge=1, le=1000)]
     sparsity: Sparsity
     epochs_per_round: Epochs
     rewind: Literal["weights", "none"] = "weights"
@@ -63,7 +65,7 @@ class Rounds(Settings):
     @property
     def epochs(self) -> int:
         """Number of epochs of the whole step."""
-        return (self.number + 1) * self.epochs_per_round
+        return (self.rounds + 1) * self.epochs_per_round
 
     @property
     def final_sparsity(self) -> float:

@@ -1,10 +1,12 @@
 """Settings of the step kinds shrink, remove_blocks and simplify. Reads no file and imports neither Keras nor NumPy."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from prunekit.recipe.settings.fields import (
+    EXAMPLES,
     MEMORY,
     Configured,
     Count,
@@ -32,7 +34,7 @@ Share = Annotated[float, BeforeValidator(_share)]
 # The channels that are left are those with a kernel that is not zero.
 NONZERO = "nonzero"
 # What says which of the other channels go, and how.
-_SELECTING = ("criterion", "reduction", "normalize", "allocation", "calibration", "repair", "memory", "rounds")
+_SELECTING = ("criterion", "reduction", "normalize", "allocation", "examples", "repair", "memory", "rounds")
 
 
 def _channels(value: Any) -> Any:
@@ -51,7 +53,7 @@ class Shrink(Settings):
         macs: Share of the multiply-accumulates that is left.
         bytes: Share of the bytes of the exported LiteRT file (float32) that is left.
         latency: Share of the file's latency on this machine that is left. Exactly one of the five is given.
-        calibration: Training examples that criterion and repair read.
+        examples: Training examples that criterion and repair read.
         memory: Largest number of bytes of activations that are kept while the kept weights are repaired.
         rounds: Number of removals. The share that is left falls by the same factor in each.
         epochs_per_round: Epochs of training after each removal.
@@ -59,6 +61,7 @@ class Shrink(Settings):
     """
 
     example: ClassVar[str] = "{macs: 0.5}"
+    former: ClassVar[Mapping[str, str]] = {"calibration": "examples"}
     channels: Annotated[float | Literal["nonzero"] | None, BeforeValidator(_channels)] = None
     parameters: Share | None = None
     macs: Share | None = None
@@ -67,13 +70,13 @@ class Shrink(Settings):
     criterion: Annotated[str | Configured, registered(CRITERIA)] = "auto"
     reduction: Literal["mean", "sum", "max"] = "mean"
     normalize: bool = True
-    allocation: Literal["auto", "uniform", "alike", "global"] = "auto"
+    allocation: Literal["auto", "uniform", "per_kind", "global"] = "auto"
     minimum: Count = 1
     multiple: Count = 1
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
     approximate: Annotated[tuple[Literal["layer_normalization"], ...], Listed] = ()
-    calibration: Count | None = None
+    examples: Count | None = None
     repair: Literal["none", "outputs", "weights"] | None = None
     memory: Memory = MEMORY
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -98,8 +101,8 @@ class Shrink(Settings):
             )
         if self.learning_rate is not None and not self.epochs_per_round:
             raise refusal("'learning_rate' needs 'epochs_per_round', which is missing here.", "learning_rate")
-        if self.calibration is not None and not (self.may_repair or "data" in sources_of(self.needs)):
-            raise refusal("'calibration' needs 'repair', or a criterion that reads data.", "calibration")
+        if self.examples is not None and not (self.may_repair or "data" in sources_of(self.needs)):
+            raise refusal("'examples' needs 'repair', or a criterion that reads data.", "examples")
         return self
 
     def _check_criterion(self) -> None:
@@ -162,24 +165,25 @@ class Shrink(Settings):
     @property
     def reads_data(self) -> bool:
         """True if the step cannot do without a pass over data."""
-        return self.calibration is not None or "data" in sources_of(self.needs)
+        return self.examples is not None or "data" in sources_of(self.needs)
 
 
 class RemoveBlocks(Settings):
     """A step that removes the blocks whose removal changes the outputs least, as `pk.remove_blocks`.
 
     Attributes:
-        number: Number of blocks.
+        blocks: Number of blocks.
         include: Patterns of blocks that may be removed, or of layers in them; empty = all.
         exclude: Patterns of blocks that stay.
-        calibration: Training examples on which the outputs are compared.
+        examples: Training examples on which the outputs are compared.
     """
 
-    example: ClassVar[str] = "{number: 1}"
-    number: Count = 1
+    example: ClassVar[str] = "{blocks: 1}"
+    former: ClassVar[Mapping[str, str]] = {"number": "blocks", "calibration": "examples"}
+    blocks: Count = 1
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
-    calibration: Count = 256
+    examples: Count = EXAMPLES
 
 
 class Simplify(Settings):

@@ -188,7 +188,7 @@ def _prune_reads_data(prune: Prune) -> bool:
 
 def _rounds_text(rounds: Rounds) -> str:
     rewind = "no rewinding" if rounds.rewind == "none" else f"rewinding {rounds.rewind}"
-    parts = [f"{rounds.number} rounds to {rounds.sparsity:g}, {rounds.epochs_per_round} epochs each", rewind]
+    parts = [f"{rounds.rounds} rounds to {rounds.sparsity:g}, {rounds.epochs_per_round} epochs each", rewind]
     if rounds.learning_rate is not None:
         parts.append(f"learning rate {rounds.learning_rate:g}")
     parts += [str(rounds.criterion), rounds.pattern, str(rounds.allocation)]
@@ -234,7 +234,7 @@ def _shrink_reads_data(shrink: Shrink) -> bool:
 
 
 def _blocks_text(blocks: RemoveBlocks) -> str:
-    return ", ".join([f"{blocks.number} block{'s' if blocks.number > 1 else ''}", *_texts_of_patterns(blocks)])
+    return ", ".join([f"{blocks.blocks} block{'s' if blocks.blocks > 1 else ''}", *_texts_of_patterns(blocks)])
 
 
 def _simplify_text(simplify: Simplify) -> str:
@@ -245,7 +245,7 @@ def _simplify_text(simplify: Simplify) -> str:
 
 
 def _quantize_text(quantize: Quantize) -> str:
-    activations = "float" if quantize.activations == "float" else f"{quantize.activations}-bit"
+    activations = "float" if quantize.activation_bits == "float" else f"{quantize.activation_bits}-bit"
     zeros = "" if quantize.sparsity is None else f" with {quantize.sparsity:g} zeros ({quantize.pattern})"
     groups = "" if quantize.group_size is None else f" in groups of {quantize.group_size}"
     parts = [f"{quantize.bits_text}{groups}{zeros}, {activations} activations"]

@@ -49,7 +49,7 @@ FileFormat: TypeAlias = Literal[ExportFormat, "litert-integer"]
 
 
 class GrowingPenalty(Settings):
-    """A growing L2 penalty on the channels of the smallest magnitude, as of `pk.GrowingRegularization`.
+    """A growing L2 penalty on the channels of the smallest magnitude, as of `pk.penalties.GrowingRegularization`.
 
     Attributes:
         channels: Share of the channels that is left alone: the `channels` of the later `shrink` step.
@@ -63,7 +63,7 @@ class GrowingPenalty(Settings):
     increase: Positive = 1e-4
     frequency: Count = 10
     ceiling: Positive = 1.0
-    allocation: Literal["uniform", "alike", "global"] = "uniform"
+    allocation: Literal["uniform", "per_kind", "global"] = "uniform"
 
 
 class Train(Settings):
@@ -71,7 +71,8 @@ class Train(Settings):
 
     Attributes:
         keep_zeros: True also keeps the model's original zeros, in weights that are pruned by default.
-        group_lasso: Strength of a group lasso on channels during the training, as of `pk.GroupLasso`; None = none.
+        group_lasso: Strength of a group lasso on channels during the training, as of `pk.penalties.GroupLasso`; None =
+            none.
         growing_regularization: Penalty on channels that a later step removes; None = none.
     """
 
@@ -148,7 +149,7 @@ class Prune(Settings):
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
     keep_one: bool = True
-    calibration: Count | None = None
+    examples: Count | None = None
     repair: Literal["none", "outputs", "weights"] | None = None
     memory: Memory = MEMORY
     overrides: dict[WeightPattern, Sparsity] = {}
@@ -162,7 +163,7 @@ class Prune(Settings):
         self._check_moments()
         self._check_pattern()
         self._check_compat()
-        self._check_calibration()
+        self._check_examples()
         return self
 
     def _check_kind(self) -> None:
@@ -187,7 +188,7 @@ class Prune(Settings):
                     "criterion",
                 )
 
-    def _check_calibration(self) -> None:
+    def _check_examples(self) -> None:
         if self.repair is not None and not self.one_shot:
             raise refusal("'repair' belongs to one-shot pruning with 'sparsity': training repairs by itself.", "repair")
         if self.memory != MEMORY and not self.one_shot:
@@ -196,8 +197,8 @@ class Prune(Settings):
             )
         if self.repair is not None and self.compat is not None:
             raise refusal("compat: tfmot repairs nothing. Leave 'repair' out.", "repair")
-        if self.calibration is not None and not (self.is_repairable or "data" in sources_of(self.needs)):
-            raise refusal("'calibration' needs 'repair', or a criterion or allocation that reads data.", "calibration")
+        if self.examples is not None and not (self.is_repairable or "data" in sources_of(self.needs)):
+            raise refusal("'examples' needs 'repair', or a criterion or allocation that reads data.", "examples")
 
     def _check_moments(self) -> None:
         if self.schedule is None:
@@ -271,7 +272,7 @@ class Prune(Settings):
     @property
     def reads_data(self) -> bool:
         """True if criterion, allocation or policy need data, or the number of examples is given."""
-        return self.calibration is not None or "data" in sources_of(self.needs)
+        return self.examples is not None or "data" in sources_of(self.needs)
 
     @property
     def is_repairable(self) -> bool:

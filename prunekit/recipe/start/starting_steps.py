@@ -153,7 +153,7 @@ def _quantize(model: keras.Model, chosen: _Plan, goal: Goal | None) -> list[str]
         raise RecipeError(f"a {goal} needs a model of integers alone: {reason}")
     if reason:
         return [f"  # - quantize: {_comment(reason)}"]
-    line = f"  - quantize: {{weights: 8, activations: 8{chosen.settings}}}"
+    line = f"  - quantize: {{bits: 8, activation_bits: 8{chosen.settings}}}"
     return [f"{line}  # a LiteRT file that computes with integers"]
 
 
@@ -175,7 +175,7 @@ def steps_without_data(model: keras.Model) -> list[str]:
         "      allocation: auto          # how much of each layer: uniform, erk, global, lamp",
         *_exclude(model),
         *(_export(("litert",), pruned=True) if known else _EXPORT_NEEDS_DATA),
-        *(["  # - quantize: {weights: 8}    # needs data: a file that computes with integers"] if known else []),
+        *(["  # - quantize: {bits: 8}    # needs data: a file that computes with integers"] if known else []),
     ]
 
 

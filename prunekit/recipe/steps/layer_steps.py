@@ -74,9 +74,9 @@ class SimplifyStep(StepHandler[PreparedStep]):
 
 
 def _without_blocks(model: Any, settings: Any, run: RunInputs, progress: Any = None) -> tuple[Any, BlocksReport]:
-    data = calibration_data(run, settings.calibration)
+    data = calibration_data(run, settings.examples)
     return remove_blocks(
-        model, settings.number, data, include=settings.include, exclude=settings.exclude, progress=progress
+        model, settings.blocks, data, include=settings.include, exclude=settings.exclude, progress=progress
     )
 
 

@@ -10,7 +10,7 @@ from prunekit.core.data.synthetic_inputs import SYNTHETIC, stand_in
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.statistics.statistics import READ, check_statistics
 from prunekit.recipe.datasets.data import drawn_examples
-from prunekit.recipe.settings.fields import make, name_of
+from prunekit.recipe.settings.fields import EXAMPLES, make, name_of
 from prunekit.recipe.settings.step_settings import Prune, parse_pattern
 from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
@@ -35,8 +35,6 @@ from prunekit.techniques.pruning.training.pruner import Pruner
 from prunekit.techniques.pruning.training.pruning_notes import abrupt
 from prunekit.techniques.pruning.training.targeting import ResolvedTargets, resolved_targets
 
-# Training examples that criteria, allocations and repairs read, unless `calibration` is given.
-CALIBRATION_EXAMPLES = 1024
 # Synthetic inputs that tell whether a model takes any.
 _FEW = 4
 
@@ -129,7 +127,7 @@ def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, St
     """Prunes, and returns the pruner and the result of the step."""
     settings, schedule = prepared.settings, prepared.schedule
     reads = settings.reads_data or settings.is_repairable
-    data = calibration_data(workspace.run, settings.calibration) if reads else None
+    data = calibration_data(workspace.run, settings.examples) if reads else None
     if settings.one_shot:
         pruning = OneShotPruning(
             workspace.model,
@@ -185,12 +183,12 @@ def calibration_data(run: RunInputs, examples: int | None) -> Any:
 
     Args:
         run: Data and seed of the run.
-        examples: How many; None means `CALIBRATION_EXAMPLES`.
+        examples: How many; None means `EXAMPLES`.
     """
     given = run.data
     if given is None:
         return None
-    return drawn_examples(given.train, examples or CALIBRATION_EXAMPLES, run.recipe.seed)
+    return drawn_examples(given.train, examples or EXAMPLES, run.recipe.seed)
 
 
 def _schedule(prune: Prune, steps_per_epoch: int | None) -> Schedule:
@@ -227,7 +225,7 @@ def _options(prune: Prune, seed: int) -> Options:
 def _planned_targets(prepared: PreparedPruning) -> tuple[PlannedTarget, ...]:
     found = prepared.found
     reads_data = "data" in sources_of(found.options.needs) and not found.calculator.shares_known
-    data = calibration_data(prepared.run, prepared.settings.calibration) if reads_data else None
+    data = calibration_data(prepared.run, prepared.settings.examples) if reads_data else None
     try:
         return planned_targets(found, found.options, data)
     except ValueError as error:

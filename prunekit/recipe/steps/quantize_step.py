@@ -14,7 +14,7 @@ from prunekit.delivery.integers.integer_writing import KnownOutputs, export_inte
 from prunekit.delivery.reports.rows import INTEGER_FORMAT, ExportRow
 from prunekit.operations.choose_bits import choose_bits
 from prunekit.operations.quantization_callback import QuantizationCallback
-from prunekit.operations.quantization_training import TRAINING_OPTIONS, training_options
+from prunekit.operations.quantization_training import training_options
 from prunekit.operations.quantize import outputs_of
 from prunekit.recipe.settings.quantize_settings import Quantize
 from prunekit.recipe.state.checkpoint import from_plain, plain_fields
@@ -27,12 +27,13 @@ from prunekit.recipe.steps.step_handler import PlannedStep, PreparedStep, StepHa
 from prunekit.techniques.quantize.after_training import planned_quantization, quantized
 from prunekit.techniques.quantize.bits.bit_choice import BitChoice
 from prunekit.techniques.quantize.bits.bit_search import budget_problem
-from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.options import QuantizationOptions, TrainingOptions
 from prunekit.techniques.quantize.preparation import Preparation, few_bits_notes
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
 
 # Options besides those of training.
+_TRAINING_OPTIONS = tuple(TrainingOptions.__annotations__)
 _OPTIONS_OF_ROUNDING = ("method", "correct_biases", "equalize", "sparsity", "pattern")
 # Share of the step's progress after which bits are chosen.
 _CHOSEN = 0.3
@@ -90,7 +91,7 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         """Quantizes the model, measures the simulation, and writes and measures the file."""
         workspace.remember_before()
         settings, run, state = prepared.settings, workspace.run, workspace.state
-        data = calibration_data(run, settings.calibration)
+        data = calibration_data(run, settings.examples)
         samples, labels = export_samples(workspace.model, run.data, run.recipe.seed)
         before = _metrics_before(workspace, samples)
 
@@ -99,7 +100,7 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         known = state.own.get("bit_choice")
         choice = _choice(prepared, workspace, data) if known is None else from_plain(BitChoice, known)
         state.own["bit_choice"] = None if choice is None else plain_fields(choice)
-        options = prepared.options if choice is None else dataclasses.replace(prepared.options, weights=choice.bits)
+        options = prepared.options if choice is None else dataclasses.replace(prepared.options, bits=choice.bits)
         if settings.epochs is None:
             floats = outputs_of(workspace.model, samples)
             start = 0.0 if choice is None else _CHOSEN
@@ -158,9 +159,9 @@ def _choice(prepared: PreparedQuantize, workspace: Workspace, data: Any) -> BitC
         return None
 
     progress = workspace.step_progress("bits of weights: {}", end=_CHOSEN)
-    own = (*TRAINING_OPTIONS, *_OPTIONS_OF_ROUNDING)
-    given = {name: getattr(options, name) for name in own if name != "weights"}
-    shared = {"candidates": settings.candidates, "progress": progress, "memory": settings.memory, **given}
+    own = (*_TRAINING_OPTIONS, *_OPTIONS_OF_ROUNDING)
+    given = {name: getattr(options, name) for name in own if name != "bits"}
+    shared = {"bits": settings.candidates, "progress": progress, "memory": settings.memory, **given}
     with workspace.run.replicas.scope(), workspace.noting():
         if settings.drop is None:
             return choose_bits(workspace.model, data, budget=settings.budget, **shared)
@@ -193,25 +194,22 @@ def _in_training(
     settings: Any, options: QuantizationOptions, workspace: Workspace, data: Any
 ) -> tuple[QuantizedModel, dict[str, list[float]]]:
     begin = settings.begin_epoch * (workspace.run.steps_per_epoch or 0)
-    given = {name: getattr(options, name) for name in TRAINING_OPTIONS}
+    given = {name: getattr(options, name) for name in _TRAINING_OPTIONS}
     callback = QuantizationCallback(data, begin_step=begin, **given)
     with workspace.holding_masks(), workspace.noting():
         history = workspace.fit(settings.epochs, settings.learning_rate, callback)
-    return callback.quantized_model, history
+    return callback.report.state, history
 
 
 def _arguments(settings: Quantize, names: Iterable[str]) -> dict[str, Any]:
-    given = {name: getattr(settings, name) for name in names}
-    given["activations"] = None if settings.activations == "float" else settings.activations
-    given["weights"] = settings.bits
-    return given
+    return {name: getattr(settings, name) for name in names} | {"bits": settings.fewest_bits}
 
 
 def _options(settings: Quantize) -> QuantizationOptions:
-    names = TRAINING_OPTIONS
+    names = _TRAINING_OPTIONS
     if settings.epochs is None:
         return QuantizationOptions(**_arguments(settings, (*names, *_OPTIONS_OF_ROUNDING)))
-    return training_options(_arguments(settings, names))
+    return training_options(_arguments(settings, names))  # type: ignore[arg-type]
 
 
 def _exported(

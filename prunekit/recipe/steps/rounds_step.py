@@ -42,7 +42,7 @@ class RoundsStep(StepHandler[PreparedRounds]):
             ValueError, TypeError: As for a prune step.
         """
         last, goal = PruneStep().prepare(settings.last_pruning, run), settings.sparsity
-        schedules = (RoundPruning(asked, goal=goal) for asked in round_sparsities(goal, settings.number))
+        schedules = (RoundPruning(asked, goal=goal) for asked in round_sparsities(goal, settings.rounds))
         prunings = (dataclasses.replace(last, schedule=schedule) for schedule in schedules)
         return PreparedRounds(settings, prunings=tuple(prunings))
 
@@ -63,7 +63,7 @@ class RoundsStep(StepHandler[PreparedRounds]):
         point = _rewind_point(workspace)
         each, history = settings.epochs_per_round, resumed.history
         rows = state.own.setdefault("rounds", [])
-        for number in range(resumed.epoch // each, settings.number + 1):
+        for number in range(resumed.epoch // each, settings.rounds + 1):
             begin = number * each
             # A checkpoint at the first epoch of a round follows the pruning of this round.
             prunes = resumed.epoch < begin

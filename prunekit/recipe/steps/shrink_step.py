@@ -176,7 +176,7 @@ def _remove(settings: Shrink, workspace: Workspace, rows: Sequence[Mapping[str, 
     """Removes the channels of the round after `rows`, and goes on with the smaller model; returns the round's row."""
     run = workspace.run
     options = _options(settings, run)
-    data = calibration_data(run, settings.calibration) if settings.reads_data or settings.may_repair else None
+    data = calibration_data(run, settings.examples) if settings.reads_data or settings.may_repair else None
     # The importances are new, so the channels of the plan may be others: a run does not end at the tolerance.
     options = dataclasses.replace(options, tolerance=None)
 

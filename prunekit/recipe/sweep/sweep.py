@@ -25,8 +25,7 @@ from prunekit.recipe.sweep.workers import Jobs
 from prunekit.recipe.text.grid import Point, grid
 from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe, require_trust
 from prunekit.recipe.text.presence import check_sources_kept
-from prunekit.recipe.text.yaml_reader import Path as Place
-from prunekit.recipe.text.yaml_reader import path_text
+from prunekit.recipe.text.yaml_reader import Path as Place, path_text
 
 TABLE = "sweep.json"
 SHEET = "sweep.csv"

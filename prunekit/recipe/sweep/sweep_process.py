@@ -133,12 +133,12 @@ def main(arguments: list[str]) -> int:
     # If a shell started the sweep in the background, the sweep and its child processes ignore SIGINT by default.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from prunekit.recipe.run.runner import ExpectationFailed, compress
+    from prunekit.recipe.run.runner import ExpectationError, compress
     from prunekit.recipe.text.loader import RecipeError
 
     try:
         compress(task.recipe, output=task.output, trust=task.trust, force=task.force, resume=not task.force)
-    except ExpectationFailed:
+    except ExpectationError:
         return NOT_MET
     except RecipeError as error:
         return _told(MISTAKE, str(error))

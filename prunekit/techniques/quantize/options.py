@@ -5,39 +5,58 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast, get_args
 
 from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.patterns import Pattern, get_pattern
 from prunekit.sparsity.reconstruction import DAMPING
+from prunekit.sparsity.shorthands import PatternName
 from prunekit.suggestions import did_you_mean
 from prunekit.techniques.quantize.grids.grids import IntegerFormat
 from prunekit.techniques.quantize.grids.ranges import MeanSquaredError, MinMax, Percentile, RangeRule
 
-METHODS = ("auto", "nearest", "gptq", "awq")
+FLOAT = "float"
+Method = Literal["auto", "nearest", "gptq", "awq"]
+ActivationBits = Literal[8, 16, "float"]
+# Bits of all weights, or by patterns.
+Bits = int | Mapping[str, int | Literal["float"]]
+METHODS = get_args(Method)
+RangeName = Literal["minmax", "mse", "percentile:0.9999"] | str
 RULES = ("minmax", "mse", "percentile:0.9999")
 # Scales of 32 bits for fewer inputs would be more than two bits for each weight.
 SMALLEST_GROUP = 16
 
 
-class Options(TypedDict, total=False):
-    """Types of the keyword options of `pk.quantize`; see `QuantizationOptions`."""
-
-    weights: int | Mapping[str, int | None]
-    activations: int | None
+class _SharedOptions(TypedDict, total=False):
+    activation_bits: ActivationBits
     group_size: int | None
-    method: str
-    weight_ranges: str | RangeRule | None
-    activation_ranges: str | RangeRule
+    weight_ranges: RangeName | RangeRule | None
+    activation_ranges: RangeName | RangeRule
+    include: Sequence[str] | str
+    exclude: Sequence[str] | str
+    misfits: Literal["skip", "error"]
+    full_integer: bool
+
+
+class TrainingOptions(_SharedOptions, total=False):
+    """Types of the keyword options of `pk.QuantizationCallback` and `pk.Quantizer`; see `QuantizationOptions`."""
+
+    bits: Bits
+
+
+class RoundingOptions(_SharedOptions, total=False):
+    """Types of the keyword options of `pk.choose_bits`; see `QuantizationOptions`."""
+
+    method: Method
     correct_biases: bool | None
     equalize: bool
     damping: float
     sparsity: float | None
-    pattern: str | Pattern
-    include: Sequence[str] | str
-    exclude: Sequence[str] | str
-    misfits: str
-    full_integer: bool
+    pattern: PatternName | Pattern
+
+
+class Options(TrainingOptions, RoundingOptions, total=False):
+    """Types of the keyword options of `pk.quantize`; see `QuantizationOptions`."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +64,17 @@ class QuantizationOptions:
     """What becomes integers, and how the integers are chosen.
 
     Args:
-        weights: Bits of the weights, 2 to 8; a LiteRT file stores 2 and 3 bits as 4, so that these pay only where it is
+        bits: Bits of the weights, 2 to 8; a LiteRT file stores 2 and 3 bits as 4, so that these pay only where it is
             compressed. Each output channel has a scale, and the zero point is 0. Or bits by
-            patterns of layers and weights, {"head": 8, "block_*": 4}, with None for layers in floating point; a weight
-            that no pattern matches has 8.
-        activations: Bits of the tensors between layers: 8 (with a zero point), 16 (without), or None to leave them in
-            floating point.
+            patterns of layers and weights, {"head": 8, "block_*": 4}, with "float" for layers in floating point; a
+            weight that no pattern matches has 8.
+        activation_bits: Bits of the tensors between layers: 8 (with a zero point), 16 (without), or "float" to leave
+            them in floating point.
         group_size: So many consecutive inputs of each output have a scale of their own, 16 or more, such as 32 or 128;
             the last group may be shorter. Inputs of a convolution are the channels at the first position of its window,
             then those at the second, and so on; in a table, consecutive entries of a row. A weight with no more inputs
-            than a group has one scale for each output. No integer kernel reads such scales: activations=None only.
+            than a group has one scale for each output. No integer kernel reads such scales: activation_bits="float"
+            only.
             None: one scale for each output.
         method: "nearest": each weight becomes the nearest value of its grid. "gptq": weights are rounded one input
             after another, and those that are not rounded yet make up for the error; reads data. "awq": channels with
@@ -89,10 +109,10 @@ class QuantizationOptions:
         TypeError: An option is of another type.
     """
 
-    weights: int | Mapping[str, int | None] = 8
-    activations: int | None = 8
+    bits: Bits = 8
+    activation_bits: ActivationBits = 8
     group_size: int | None = None
-    method: str = "auto"
+    method: Method = "auto"
     weight_ranges: str | RangeRule | None = None
     activation_ranges: str | RangeRule = "mse"
     correct_biases: bool | None = None
@@ -102,26 +122,26 @@ class QuantizationOptions:
     pattern: str | Pattern = "unstructured"
     include: Sequence[str] | str = ()
     exclude: Sequence[str] | str = ()
-    misfits: str = "skip"
+    misfits: Literal["skip", "error"] = "skip"
     full_integer: bool = False
 
     def __post_init__(self) -> None:
         if self.misfits not in ("skip", "error"):
             raise ValueError(f'`misfits` is "skip" or "error". Received: {self.misfits!r}.')
-        if isinstance(self.weights, Mapping):
-            _check_patterns(self.weights)
-            object.__setattr__(self, "weights", dict(self.weights))
+        if isinstance(self.bits, Mapping):
+            _check_patterns(self.bits)
+            object.__setattr__(self, "bits", dict(self.bits))
         else:
-            _check_bits(self.weights, "`weights`", ", or bits by patterns, {'head': 8, 'block_*': None}")
-            object.__setattr__(self, "weights", int(self.weights))
-        known = isinstance(self.activations, Integral) and not isinstance(self.activations, bool)
-        if self.activations is not None and not (known and self.activations in (8, 16)):
+            _check_bits(self.bits, "`bits`", ", or bits by patterns, {'head': 8, 'block_*': 'float'}")
+            object.__setattr__(self, "bits", int(self.bits))
+        known = isinstance(self.activation_bits, Integral) and not isinstance(self.activation_bits, bool)
+        if self.activation_bits != FLOAT and not (known and self.activation_bits in (8, 16)):
             raise ValueError(
-                "`activations` is the number of bits of the tensors between layers, 8 or 16, or None to leave them in "
-                f"floating point. Received: {self.activations!r}."
+                '`activation_bits` is the number of bits of the tensors between layers, 8 or 16, or "float" to leave '
+                f"them in floating point. Received: {self.activation_bits!r}."
             )
-        if self.activations is not None:
-            object.__setattr__(self, "activations", int(self.activations))
+        if self.activation_bits != FLOAT:
+            object.__setattr__(self, "activation_bits", int(self.activation_bits))
         self._check_groups()
         self._check_full_integer()
         if self.method not in METHODS:
@@ -148,20 +168,21 @@ class QuantizationOptions:
                 f"`group_size` is the number of inputs that share a scale, {SMALLEST_GROUP} or more: for fewer, scales "
                 f"take more bytes than few bits save. Received: {self.group_size!r}."
             )
-        if self.activations is not None:
+        if self.activation_bits != FLOAT:
             raise ValueError(
                 "No integer kernel of LiteRT reads a scale for each group of inputs. Received: "
-                f"group_size={self.group_size} and activations={self.activations}. Pass activations=None, with which "
-                "files convert the weights to floating point, or leave group_size out."
+                f"group_size={self.group_size} and activation_bits={self.activation_bits}. Pass "
+                'activation_bits="float", with which files convert the weights to floating point, or leave group_size '
+                "out."
             )
 
     def _check_full_integer(self) -> None:
         if not isinstance(self.full_integer, bool):
             raise ValueError(f"`full_integer` is True or False. Received: {self.full_integer!r}.")
-        if self.full_integer and self.activations is None:
+        if self.full_integer and self.activation_bits == FLOAT:
             raise ValueError(
-                "With full_integer=True nothing computes in floating point. Received: activations=None. Pass "
-                "activations=8, or leave full_integer out."
+                'With full_integer=True nothing computes in floating point. Received: activation_bits="float". Pass '
+                "activation_bits=8, or leave full_integer out."
             )
 
     def _check_pruning(self) -> None:
@@ -179,12 +200,13 @@ class QuantizationOptions:
     @property
     def patterns(self) -> Mapping[str, int | None]:
         """Bits by patterns of layers and weights, None = floating point; other weights have `default_bits`."""
-        return self.weights if isinstance(self.weights, Mapping) else {}
+        given = self.bits if isinstance(self.bits, Mapping) else {}
+        return {pattern: None if bits == FLOAT else cast("int", bits) for pattern, bits in given.items()}
 
     @property
     def default_bits(self) -> int:
         """Bits of the weights that no pattern matches."""
-        return 8 if isinstance(self.weights, Mapping) else self.weights
+        return 8 if isinstance(self.bits, Mapping) else self.bits
 
     def weight_rule(self, bits: int) -> RangeRule:
         """Chooses the range of each output channel of a weight with so many bits."""
@@ -198,11 +220,15 @@ class QuantizationOptions:
         return cast("RangeRule", self.activation_ranges)
 
     @property
+    def activation_width(self) -> int | None:
+        """Bits of the tensors between layers; None if these stay in floating point."""
+        return None if self.activation_bits == FLOAT else cast("int", self.activation_bits)
+
+    @property
     def activation_format(self) -> IntegerFormat | None:
         """The codes of the tensors between layers; None if these stay in floating point."""
-        if self.activations is None:
-            return None
-        return IntegerFormat(self.activations, symmetric=self.activations == 16)
+        bits = self.activation_width
+        return None if bits is None else IntegerFormat(bits, symmetric=bits == 16)
 
     @property
     def _few_bits(self) -> bool:
@@ -211,7 +237,7 @@ class QuantizationOptions:
     @property
     def may_stand_in(self) -> bool:
         """True if weights alone are rounded, to few bits, so that without data synthetic inputs are read."""
-        return self.activations is None and self.method == "auto" and self.sparsity is None and self._few_bits
+        return self.activation_bits == FLOAT and self.method == "auto" and self.sparsity is None and self._few_bits
 
     def with_data(self, data: Any) -> tuple[str, bool]:
         """Returns (method, whether biases are corrected) for these calibration data.
@@ -227,7 +253,7 @@ class QuantizationOptions:
         needed = [
             text
             for needs, text in (
-                (self.activations is not None, f"activations={self.activations}"),
+                (self.activation_bits != FLOAT, f"activation_bits={self.activation_bits}"),
                 (self.sparsity is not None, f"sparsity={self.sparsity}"),
                 (method in ("gptq", "awq"), f"method={method!r}"),
                 (corrects, "correct_biases=True"),
@@ -237,19 +263,20 @@ class QuantizationOptions:
         if data is None and needed:
             raise ValueError(
                 f"Quantization with {' and '.join(needed)} reads calibration data. Received: data=None. Pass some "
-                "hundred examples of the training data as `data`, or quantize the weights alone with activations=None."
+                "hundred examples of the training data as `data`, or quantize the weights alone with "
+                'activation_bits="float".'
             )
         return method, corrects
 
 
-def _check_patterns(weights: Mapping[Any, Any]) -> None:
-    if not weights or not all(isinstance(pattern, str) for pattern in weights):
+def _check_patterns(given: Mapping[Any, Any]) -> None:
+    if not given or not all(isinstance(pattern, str) for pattern in given):
         raise ValueError(
-            f"`weights` by patterns names layers or weights with their bits, {{'head': 8}}. Received: {weights!r}."
+            f"`bits` by patterns names layers or weights with their bits, {{'head': 8}}. Received: {given!r}."
         )
-    for pattern, bits in weights.items():
-        if bits is not None:
-            _check_bits(bits, f"`weights[{pattern!r}]`")
+    for pattern, bits in given.items():
+        if bits != FLOAT:
+            _check_bits(bits, f"`bits[{pattern!r}]`", ', or "float"')
 
 
 def _check_bits(bits: Any, name: str, patterns: str = "") -> None:

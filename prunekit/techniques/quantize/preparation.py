@@ -75,7 +75,7 @@ def _placed(model: Any, options: QuantizationOptions, selection: Selection, plai
         _float_tables(model, selection, options) | selection.kept_float,
         options.group_size,
         full_integer=options.full_integer,
-        fused_lstm=options.activations == 8,
+        fused_lstm=options.activation_bits == 8,
         plain=plain,
     )
 
@@ -141,7 +141,7 @@ def _float_tables(model: Any, selection: Selection, options: QuantizationOptions
     for spot in places(model):
         for variable, _, spec in weights_of(spot.layer):
             bits = selection.bits.get(id(variable), options.default_bits)
-            if spec.role == "embedding" and (bits <= FEW_BITS or options.activations == 16):
+            if spec.role == "embedding" and (bits <= FEW_BITS or options.activation_bits == 16):
                 found[id(spot.layer)] = f"its table has codes of {bits} bits, and a scale for each row"
     return found
 
@@ -270,7 +270,7 @@ class Preparation:
         rows = []
         for one in self.weights:
             grid, error = rounded.grids[id(one.variable)], rounded.errors[one.name].error
-            stored = stored_weight(self.placement, one, self.bits[id(one.variable)], self.options.activations)
+            stored = stored_weight(self.placement, one, self.bits[id(one.variable)], self.options.activation_width)
             rows.append(weight_row(one, array_of(one.variable), grid, error, stored))
         notes = (
             *self.data_problems,
@@ -321,7 +321,8 @@ def _check_dilations(model: Any) -> None:
     if found:
         raise ValueError(
             "LiteRT has no transposed convolution with a dilation. Received: the layers "
-            f"{', '.join(found)} with dilation_rate above 1. Build them with dilation_rate=1, or pass activations=None."
+            f"{', '.join(found)} with dilation_rate above 1. Build them with dilation_rate=1, or "
+            'pass activation_bits="float".'
         )
 
 

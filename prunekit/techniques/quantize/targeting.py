@@ -15,7 +15,7 @@ from prunekit.techniques.quantize.placement.units import WEIGHT_ROLES
 
 # Most layers that an error names.
 _LISTED = 5
-_NO_BITS = "`weights` leaves it in floating point"
+_NO_BITS = "`bits` leaves it in floating point"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ def selected(
         )
     found, skipped = find_targets(model, include, exclude, also=("depthwise_kernel", "embedding"), verb="quantize")
     targets = {id(target.variable): target for target in found if target.role in WEIGHT_ROLES}
-    named = values_by_name(model, list(targets.values()), bits or {}, "weights", verb="quantize")
+    named = values_by_name(model, list(targets.values()), bits or {}, "bits", verb="quantize")
     floats = {key: target for key, target in targets.items() if target.name in named and named[target.name] is None}
     skipped = [*skipped, *(Skipped(target.name, _NO_BITS) for target in floats.values())]
     targets = {key: target for key, target in targets.items() if key not in floats}

@@ -26,47 +26,41 @@ from typing import TYPE_CHECKING
 from prunekit.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from prunekit.training_tools.gradients.black_box_loss import MeasuredLoss
-    from prunekit.training_tools.gradients.custom_gradients import straight_through, with_gradient
-    from prunekit.training_tools.gradients.diagnosis import Diagnosis, WeightGradient, diagnose
-    from prunekit.training_tools.gradients.interception import clipped_by_norm, intercepting
-    from prunekit.training_tools.gradients.jacobian_products import gauss_newton_vp, hvp, jacobian, jvp, vjp
-    from prunekit.training_tools.gradients.partitioned_backward import in_parts
-    from prunekit.training_tools.gradients.per_example_gradients import (
-        per_example,
-        per_example_norms,
-        per_example_square_sums,
-        sum_of_squares,
+    from prunekit.training_tools.gradients.black_box_loss import MeasuredLoss as MeasuredLoss
+    from prunekit.training_tools.gradients.custom_gradients import (
+        straight_through as straight_through,
+        with_gradient as with_gradient,
     )
-    from prunekit.training_tools.gradients.rematerialization import recomputing
-    from prunekit.training_tools.gradients.statistics import GradientFigures, GradientStatistics
-    from prunekit.training_tools.gradients.zeroth_order import SPSA, CentralDifferences
+    from prunekit.training_tools.gradients.diagnosis import (
+        Diagnosis as Diagnosis,
+        WeightGradient as WeightGradient,
+        diagnose as diagnose,
+    )
+    from prunekit.training_tools.gradients.interception import (
+        clipped_by_norm as clipped_by_norm,
+        intercepting as intercepting,
+    )
+    from prunekit.training_tools.gradients.jacobian_products import (
+        gauss_newton_vp as gauss_newton_vp,
+        hvp as hvp,
+        jacobian as jacobian,
+        jvp as jvp,
+        vjp as vjp,
+    )
+    from prunekit.training_tools.gradients.partitioned_backward import in_parts as in_parts
+    from prunekit.training_tools.gradients.per_example_gradients import (
+        per_example as per_example,
+        per_example_norms as per_example_norms,
+        per_example_square_sums as per_example_square_sums,
+        sum_of_squares as sum_of_squares,
+    )
+    from prunekit.training_tools.gradients.rematerialization import recomputing as recomputing
+    from prunekit.training_tools.gradients.statistics import (
+        GradientFigures as GradientFigures,
+        GradientStatistics as GradientStatistics,
+    )
+    from prunekit.training_tools.gradients.zeroth_order import SPSA as SPSA, CentralDifferences as CentralDifferences
 
-__all__ = [
-    "CentralDifferences",
-    "Diagnosis",
-    "GradientFigures",
-    "GradientStatistics",
-    "MeasuredLoss",
-    "SPSA",
-    "WeightGradient",
-    "clipped_by_norm",
-    "diagnose",
-    "gauss_newton_vp",
-    "hvp",
-    "in_parts",
-    "intercepting",
-    "jacobian",
-    "jvp",
-    "per_example",
-    "per_example_norms",
-    "per_example_square_sums",
-    "recomputing",
-    "straight_through",
-    "sum_of_squares",
-    "vjp",
-    "with_gradient",
-]
 
 _MODULES = {
     "prunekit.training_tools.gradients.black_box_loss": ("MeasuredLoss",),
@@ -108,4 +102,5 @@ _MODULES = {
     ),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_HOME)
 __getattr__, __dir__ = lazy_names(__name__, _HOME)

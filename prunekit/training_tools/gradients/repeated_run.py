@@ -13,8 +13,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from tensorflow.compiler.tf2xla.python import xla
-from tensorflow.python.eager import record
-from tensorflow.python.eager import tape as tapes
+from tensorflow.python.eager import record, tape as tapes
 from tensorflow.python.ops import control_flow_util
 
 from prunekit.core.runtime import backend

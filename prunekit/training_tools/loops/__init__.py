@@ -16,19 +16,12 @@ from typing import TYPE_CHECKING
 from prunekit.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from prunekit.training_tools.loops.cached_prefix import CachedPrefix
-    from prunekit.training_tools.loops.gradient_accumulator import GradientAccumulator
-    from prunekit.training_tools.loops.levenberg_marquardt import LevenbergMarquardt
-    from prunekit.training_tools.loops.tape_loop import TapeLoop
-    from prunekit.training_tools.loops.weight_changes import WeightChanges
+    from prunekit.training_tools.loops.cached_prefix import CachedPrefix as CachedPrefix
+    from prunekit.training_tools.loops.gradient_accumulator import GradientAccumulator as GradientAccumulator
+    from prunekit.training_tools.loops.levenberg_marquardt import LevenbergMarquardt as LevenbergMarquardt
+    from prunekit.training_tools.loops.tape_loop import TapeLoop as TapeLoop
+    from prunekit.training_tools.loops.weight_changes import WeightChanges as WeightChanges
 
-__all__ = [
-    "CachedPrefix",
-    "GradientAccumulator",
-    "LevenbergMarquardt",
-    "TapeLoop",
-    "WeightChanges",
-]
 
 _MODULES = {
     "prunekit.training_tools.loops.cached_prefix": ("CachedPrefix",),
@@ -38,4 +31,5 @@ _MODULES = {
     "prunekit.training_tools.loops.weight_changes": ("WeightChanges",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_HOME)
 __getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -60,7 +60,7 @@ def fits(weights: int, layers: int, steps: int, repeats: int) -> dict[str, list[
         model = network(weights, layers)
         x = examples(model, steps)
         # All masks keep all: what they are makes no difference to the arithmetic of a step.
-        schedule = pk.ConstantSparsity(FINAL_SPARSITY, begin_step=10**6, frequency=10**6)
+        schedule = pk.schedules.ConstantSparsity(FINAL_SPARSITY, begin_step=10**6, frequency=10**6)
         callbacks = [pk.PruningCallback(schedule)] if pruned else []
 
         def run() -> None:
@@ -80,7 +80,7 @@ def updates(weights: int, layers: int, count: int) -> list[float]:
     model = network(weights, layers)
     x = examples(model, 1)
     found = []
-    schedule = pk.PolynomialDecay(0.0, FINAL_SPARSITY, begin_step=1, end_step=count + 3, frequency=1)
+    schedule = pk.schedules.PolynomialDecay(0.0, FINAL_SPARSITY, begin_step=1, end_step=count + 3, frequency=1)
     with pk.Pruner(model, schedule) as pruner:
         for _ in range(count + 2):
             model.train_on_batch(x, x)

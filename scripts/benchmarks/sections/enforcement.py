@@ -62,7 +62,7 @@ def measure(model: str, smoke: bool, repeats: int) -> dict[str, Any]:
         network.compile(getattr(keras.optimizers, name)(**arguments), loss, jit_compile=False)
         if way not in (PLAIN, CONTROL):
             # Masks are updated once, before the first step.
-            pruners.append(pk.Pruner(network, pk.ConstantSparsity(FINAL_SPARSITY, frequency=1_000_000)))
+            pruners.append(pk.Pruner(network, pk.schedules.ConstantSparsity(FINAL_SPARSITY, frequency=1_000_000)))
         with masked_after_updates(way):
             network.fit(data, epochs=1, verbose=0)
         return lambda: network.fit(data, epochs=1, verbose=0)

@@ -30,7 +30,7 @@ def measure(smoke: bool, repeats: int) -> dict[str, Any]:
 
     large = (4, 20) if smoke else (48, 2000)
     (dense, x, y), (sparse, *_) = problem(*large), problem(*large)
-    pruner = pk.Pruner(sparse, pk.ConstantSparsity(FINAL_SPARSITY))
+    pruner = pk.Pruner(sparse, pk.schedules.ConstantSparsity(FINAL_SPARSITY))
     trainers = {
         "dense": pk.loops.LevenbergMarquardt(dense),
         "sparsity 0.9": pk.loops.LevenbergMarquardt(sparse, pruner=pruner),

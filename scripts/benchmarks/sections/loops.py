@@ -21,7 +21,7 @@ def measure(model: str, smoke: bool, repeats: int) -> dict[str, Any]:
     library = Library(model, smoke)
     data = library.data(steps)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    schedule = pk.ConstantSparsity(FINAL_SPARSITY, frequency=1_000_000)
+    schedule = pk.schedules.ConstantSparsity(FINAL_SPARSITY, frequency=1_000_000)
 
     def fresh() -> tuple[Any, Any]:
         name, arguments = library.optimizer

@@ -136,7 +136,7 @@ def measure_model(name: str, smoke: bool) -> dict[str, Any]:
 
     def quantize(bits: int, method: str) -> None:
         model.set_weights(weights)
-        made[:] = [pk.quantize(model, examples, weights=bits, method=method)]
+        made[:] = [pk.quantize(model, examples, bits=bits, method=method)]
 
     def export() -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -69,7 +69,7 @@ def measure(smoke: bool, repeats: int, large: bool) -> dict[str, Any]:
             model.set_weights(before)
             options = {"criterion": criterion, "allocation": allocation, "pattern": pattern}
             reads = criterion not in ("magnitude", "l2", "random", "synflow", "geometric_median")
-            schedule = pk.MultiStep(((0, 0.5), (1, 0.6)))
+            schedule = pk.schedules.MultiStep(((0, 0.5), (1, 0.6)))
             pruner = pk.Pruner.detached(
                 model,
                 schedule,

@@ -76,7 +76,7 @@ def measure_fits(name: str, smoke: bool, pruned: bool) -> dict[str, Any]:
     """Seconds of the first and the second `fit` of one step of a model, each with a new callback where it is pruned."""
     import prunekit as pk
 
-    callback, schedule, model = pk.PruningCallback, pk.ConstantSparsity(FINAL_SPARSITY), network(name, smoke)
+    callback, schedule, model = pk.PruningCallback, pk.schedules.ConstantSparsity(FINAL_SPARSITY), network(name, smoke)
     rows = fits_of_one_step(model, lambda: [callback(schedule)] if pruned else [], BATCH, CLASSES)
     return {**sizes(model), "seconds": [row["fit"] for row in rows]}
 

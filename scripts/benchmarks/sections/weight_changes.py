@@ -27,7 +27,7 @@ def measure(smoke: bool, repeats: int) -> dict[str, Any]:
     def fit(criterion: str | None = None, measured: bool = False) -> Callable[[], Any]:
         model = fashion_cnn()
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(), jit_compile=False)
-        schedule = pk.ConstantSparsity(FINAL_SPARSITY, begin_step=1, frequency=1_000_000)
+        schedule = pk.schedules.ConstantSparsity(FINAL_SPARSITY, begin_step=1, frequency=1_000_000)
         callbacks = [pk.PruningCallback(schedule, criterion=criterion)] if criterion else []
         if measured:
             stack.enter_context(pk.loops.WeightChanges(model))

@@ -15,7 +15,7 @@ from prunekit.core.runtime.random_state import random_state
 from prunekit.core.runtime.snapshot import Snapshot, read_snapshot, write_snapshot
 from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.run import runner
-from prunekit.recipe.run.runner import ExpectationFailed, compress
+from prunekit.recipe.run.runner import ExpectationError, compress
 from prunekit.recipe.state import checkpoint as module
 from prunekit.recipe.state.checkpoint import from_plain, plain_fields, start_differences
 from prunekit.recipe.state.run_state import RunState
@@ -124,7 +124,7 @@ def test_resume_begins_where_nothing_was_begun_and_returns_what_is_finished(pair
 def test_a_finished_run_that_failed_its_expectations_fails_them_again(pairs, tmp_path):
     recipe = WHOLE | {"steps": [{"train": {"epochs": 1}}, {"expect": {"accuracy": {"min": 1.0}}}]}
     for _ in range(2):
-        with pytest.raises(ExpectationFailed, match="accuracy .* is below the expected 1"):
+        with pytest.raises(ExpectationError, match="accuracy .* is below the expected 1"):
             compress(recipe, network(), pairs, tmp_path / "run", resume=True)
 
 

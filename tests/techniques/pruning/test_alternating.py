@@ -8,7 +8,7 @@ from moving_masks import make_data, network, trained, values, whole_and_resumed
 
 import prunekit as pk
 
-PHASES = pk.ConstantSparsity(0.75, begin_step=4, end_step=20, frequency=4)
+PHASES = pk.schedules.ConstantSparsity(0.75, begin_step=4, end_step=20, frequency=4)
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +67,9 @@ def test_an_interrupted_recipe_ends_with_the_bytes_of_a_whole_one(frequency, dat
 @pytest.mark.one_backend
 def test_what_cannot_alternate_is_refused(data):
     with pytest.raises(ValueError, match="AC/DC alternates between phases of a ConstantSparsity schedule with an end"):
-        pk.Pruner(network(), pk.PolynomialDecay(0.0, 0.5, 0, 10), policy="ac_dc", allocation="uniform")
+        pk.Pruner(network(), pk.schedules.PolynomialDecay(0.0, 0.5, 0, 10), policy="ac_dc", allocation="uniform")
     with pytest.raises(ValueError, match=r"Received: ConstantSparsity\(.*end_step=-1"):
-        pk.Pruner(network(), pk.ConstantSparsity(0.5), policy="ac_dc", allocation="uniform")
+        pk.Pruner(network(), pk.schedules.ConstantSparsity(0.5), policy="ac_dc", allocation="uniform")
     with pytest.raises(ValueError, match="AC/DC alternates .* Received: OneShot"):
         pk.prune(network(), 0.5, policy="ac_dc", allocation="uniform")
     with pytest.raises(ValueError, match="Received: keep_zeros=True"):

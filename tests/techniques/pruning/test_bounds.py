@@ -5,8 +5,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from recipe_documents import recipe
 
 import prunekit as pk
@@ -112,7 +111,7 @@ def test_bounds_that_no_weight_meets_change_nothing(model):
 @pytest.mark.parametrize("allocation", ["uniform", "global"])
 def test_maxima_hold_at_every_step_and_minima_rise_with_the_schedule(model, samples, allocation):
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    schedule = pk.MultiStep(((0, 0.2), (2, 0.4), (4, 0.8)))
+    schedule = pk.schedules.MultiStep(((0, 0.2), (2, 0.4), (4, 0.8)))
     bounds = {"three": {"max": 0.25}, "one": {"min": 0.9}}
     callback = pk.PruningCallback(schedule, bounds=bounds, allocation=allocation)
     seen = []
@@ -222,7 +221,7 @@ def test_a_minimum_that_is_rounded_up_at_the_end_leaves_the_total_exact(allocati
     model = keras.Sequential([keras.Input((16,)), *(keras.layers.Dense(n, name=name) for name, n in sizes.items())])
     model.compile("sgd", "mse")
     # At the last two steps the schedule removes the same 1,257 of all 1,796 entries.
-    schedule = pk.PolynomialDecay(0.0, 0.7, 0, 40, frequency=3)
+    schedule = pk.schedules.PolynomialDecay(0.0, 0.7, 0, 40, frequency=3)
     limits = {"c": {"min": 0.69}, "d": {"max": 0.31}}
     pruning = pk.PruningCallback(schedule, allocation=allocation, bounds=limits)
     model.fit(np.ones((41, 16)), np.ones((41, 4)), batch_size=1, verbose=0, callbacks=[pruning])

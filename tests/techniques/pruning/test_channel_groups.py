@@ -52,7 +52,7 @@ def kept_channels(model, masks):
 def test_a_training_masks_whole_groups_gradually_and_their_removal_is_exact(allocation):
     model = network()
     model.compile("adam", "sparse_categorical_crossentropy")
-    schedule = pk.PolynomialDecay(0.0, 0.6, 0, 12, frequency=3)
+    schedule = pk.schedules.PolynomialDecay(0.0, 0.6, 0, 12, frequency=3)
     callback = pk.PruningCallback(schedule, policy="channel_groups", allocation=allocation)
     x, y = data()
     model.fit(x, y, batch_size=16, epochs=5, verbose=0, callbacks=[callback])
@@ -62,7 +62,7 @@ def test_a_training_masks_whole_groups_gradually_and_their_removal_is_exact(allo
     sparsities = [event.reached for event in callback.report.events]
     assert sparsities == sorted(sparsities) and len(set(sparsities)) > 3
     kept = kept_channels(model, callback.pruner.masks)
-    smaller, report = pk.remove_zero_channels(model)
+    smaller, report = pk.shrink(model, channels="nonzero")
     assert {row.name: row.after for row in report.groups} == {name: len(one) for name, one in kept.items()}
     assert report.approximations == ()
     assert difference(arrays(model(x)), arrays(smaller(x))) < EXACT
@@ -75,7 +75,7 @@ def test_masks_of_channels_in_other_architectures(name):
     model = ARCHITECTURES[name]()
     report = pk.prune(model, 0.4, policy="channel_groups", allocation="uniform")
     assert 0.3 < report.events[-1].reached < 0.5
-    smaller, removal = pk.remove_zero_channels(model)
+    smaller, removal = pk.shrink(model, channels="nonzero")
     assert removal.approximations == ()
     x = inputs_of(model)
     assert difference(arrays(model(x)), arrays(smaller(x))) < EXACT
@@ -89,7 +89,7 @@ def test_masked_channels_stay_masked_in_a_second_training():
     masks = []
     for _ in range(2):
         callback = pk.PruningCallback(
-            pk.ConstantSparsity(0.5, 0, frequency=2), policy="channel_groups", allocation="uniform"
+            pk.schedules.ConstantSparsity(0.5, 0, frequency=2), policy="channel_groups", allocation="uniform"
         )
         model.fit(x, y, batch_size=16, epochs=1, verbose=0, callbacks=[callback])
         masks.append(callback.pruner.masks)
@@ -102,7 +102,7 @@ def test_masked_channels_stay_masked_whatever_their_importance():
     """A random criterion ranks anew at each update."""
     model, seen = network(), []
     model.compile("sgd", "sparse_categorical_crossentropy")
-    schedule = pk.LinearDecay(0.1, 0.6, 0, 4, frequency=1)
+    schedule = pk.schedules.LinearDecay(0.1, 0.6, 0, 4, frequency=1)
     callback = pk.PruningCallback(schedule, criterion="random", policy="channel_groups", allocation="uniform")
     masks = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(
@@ -136,7 +136,11 @@ def test_a_group_that_is_zero_throughout_keeps_a_channel():
     for name in ("one", "two"):
         model.get_layer(name).kernel.assign(np.zeros_like(model.get_layer(name).kernel))
     pruner = pk.Pruner(
-        model, pk.ConstantSparsity(0.3, 0), keras.optimizers.SGD(), policy="channel_groups", allocation="uniform"
+        model,
+        pk.schedules.ConstantSparsity(0.3, 0),
+        keras.optimizers.SGD(),
+        policy="channel_groups",
+        allocation="uniform",
     )
     kept = kept_channels(model, pruner.masks)
     pruner.finish()
@@ -146,7 +150,7 @@ def test_a_group_that_is_zero_throughout_keeps_a_channel():
 def test_a_tape_loop_masks_groups():
     model, optimizer = network(), keras.optimizers.Adam(1e-3)
     x, y = data()
-    schedule = pk.PolynomialDecay(0.0, 0.5, 0, 6, frequency=2)
+    schedule = pk.schedules.PolynomialDecay(0.0, 0.5, 0, 6, frequency=2)
     with pk.Pruner(model, schedule, optimizer, policy="channel_groups", allocation="uniform") as pruner:
         for _ in range(8):
             with tf.GradientTape() as tape:
@@ -157,7 +161,7 @@ def test_a_tape_loop_masks_groups():
             )
             pruner.step()
     assert sum(pruner.audit().values()) == 0
-    smaller, _ = pk.remove_zero_channels(model)
+    smaller, _ = pk.shrink(model, channels="nonzero")
     assert difference(arrays(model(x)), arrays(smaller(x))) < EXACT
 
 
@@ -183,7 +187,7 @@ def test_frozen_and_excluded_channels_stay():
 )
 def test_options_of_single_weights_are_refused(options, named):
     with pytest.raises(ValueError, match="masks whole channels") as error:
-        pk.PruningCallback(pk.ConstantSparsity(0.5), policy="channel_groups", **options)
+        pk.PruningCallback(pk.schedules.ConstantSparsity(0.5), policy="channel_groups", **options)
     assert named in str(error.value)
 
 

@@ -84,7 +84,7 @@ def test_an_allocation_is_chosen_for_a_criterion_that_is_named(criterion):
 def test_a_training_takes_magnitudes(policy, allocation):
     model = network()
     model.compile("sgd", "mse")
-    schedule = pk.ConstantSparsity(0.5, begin_step=0, end_step=3, frequency=1)
+    schedule = pk.schedules.ConstantSparsity(0.5, begin_step=0, end_step=3, frequency=1)
     callback = pk.PruningCallback(schedule, policy=policy)
     model.fit(inputs(), np.zeros((64, 4)), verbose=0, callbacks=[callback])
     assert taken(callback.report) == {"criterion": "magnitude", "allocation": allocation}
@@ -155,7 +155,7 @@ def test_large_importances_are_not_held_at_once_in_a_training(monkeypatch):
     monkeypatch.setattr(choices, "_MOST_AT_ONCE", 1000)
     model = network()
     model.compile("sgd", "mse")
-    callback = pk.PruningCallback(pk.OneShot(0.5))
+    callback = pk.PruningCallback(pk.schedules.OneShot(0.5))
     model.fit(inputs(), np.zeros((64, 4)), verbose=0, callbacks=[callback])
     assert taken(callback.report) == {"criterion": "magnitude", "allocation": "erk"}
 

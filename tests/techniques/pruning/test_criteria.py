@@ -56,7 +56,7 @@ def test_in_pk_prune(criterion, data):
 @pytest.mark.short(cases=7)
 def test_in_fit_at_each_mask_update(criterion, data, samples):
     model = network()
-    schedule = pk.PolynomialDecay(0.25, 0.75, 0, 2, power=1, frequency=1)
+    schedule = pk.schedules.PolynomialDecay(0.25, 0.75, 0, 2, power=1, frequency=1)
     callback = pk.PruningCallback(schedule, criterion, data=data, include="hidden", allocation="uniform")
     model.fit(*samples, batch_size=35, verbose=0, callbacks=[callback])
     assert zeros(model) == 48 and [event.reached for event in callback.report.events] == [0.25, 0.5, 0.75]
@@ -67,7 +67,7 @@ def test_in_a_tape_loop(criterion, data, samples):
     import tensorflow as tf
 
     model = network()
-    schedule = pk.ConstantSparsity(0.75, begin_step=1, frequency=1)
+    schedule = pk.schedules.ConstantSparsity(0.75, begin_step=1, frequency=1)
     with pk.Pruner(model, schedule, data=data, criterion=criterion, include="hidden", allocation="uniform") as pruner:
         for _ in range(2):
             with tf.GradientTape() as tape:

@@ -22,7 +22,7 @@ def test_early_stopping_that_restores_denser_weights_is_corrected_and_reported(c
     # Nothing is better than the first epoch, which ended at 0.6 of the final sparsity.
     stopping = keras.callbacks.EarlyStopping("loss", mode="max", min_delta=1e9, patience=3, restore_best_weights=True)
     pruning = PruningCallback(RISE, allocation="uniform")
-    with pytest.warns(UserWarning, match="written back at the end of training.*OnceSparse"):
+    with pytest.warns(UserWarning, match="written back at the end of training.*AtFinalSparsity"):
         compiled.fit(**batches, epochs=4, callbacks=[stopping, pruning] if first else [pruning, stopping])
     assert zeros(compiled) == expected(compiled, 0.75)
     assert any("zero again" in note for note in pruning.report.notes)

@@ -16,7 +16,7 @@ from prunekit.techniques.pruning.training.pruner_state import PrunerState
 pytestmark = pytest.mark.every_backend
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-STEADY = pk.ConstantSparsity(0.5, begin_step=1, frequency=2)
+STEADY = pk.schedules.ConstantSparsity(0.5, begin_step=1, frequency=2)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def test_a_criterion_that_needs_data_is_refused_without(perceptron):
 
 def test_in_fit_data_are_read_again_at_each_mask_update(compiled, samples):
     callback = pk.PruningCallback(
-        pk.PolynomialDecay(0.0, 0.75, 0, 8, frequency=4),
+        pk.schedules.PolynomialDecay(0.0, 0.75, 0, 8, frequency=4),
         "input_weighted",
         data=samples[0],
         include="hidden",
@@ -88,7 +88,7 @@ def test_a_policy_regrows_in_fit_and_counts_stay_exact(compiled, samples):
 
 def test_a_policy_may_return_new_weight_values(compiled, samples):
     callback = pk.PruningCallback(
-        pk.ConstantSparsity(0.5, begin_step=1, frequency=4), policy=Evolving(value=0.5), allocation="uniform"
+        pk.schedules.ConstantSparsity(0.5, begin_step=1, frequency=4), policy=Evolving(value=0.5), allocation="uniform"
     )
     compiled.optimizer.learning_rate = 0.0
     compiled.fit(*samples, batch_size=14, verbose=0, callbacks=[callback])

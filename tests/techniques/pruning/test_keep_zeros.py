@@ -169,7 +169,7 @@ def test_the_same_callback_listed_twice_is_refused_by_its_name():
 
 
 def test_beside_a_pruning_callback_the_weights_must_differ():
-    schedule = pk.ConstantSparsity(0.75, frequency=1)
+    schedule = pk.schedules.ConstantSparsity(0.75, frequency=1)
     with pytest.raises(
         ValueError, match="must prune different weights. Received: PruningCallback and KeepZeros for head/kernel"
     ):
@@ -185,7 +185,7 @@ def test_beside_a_pruning_callback_the_weights_must_differ():
 def test_the_reports_of_pruning_name_it():
     model = network(sparsity=0)
     assert "pk.KeepZeros()" in pk.prune(model, 0.5, allocation="uniform").notes[-1]
-    pruning = pk.PruningCallback(pk.OneShot(0.75), allocation="uniform")
+    pruning = pk.PruningCallback(pk.schedules.OneShot(0.75), allocation="uniform")
     fit(model, pruning)
     assert "pk.KeepZeros()" in pruning.report.notes[-1]
     assert pruning.notes == []
@@ -227,7 +227,7 @@ def test_updates_of_another_optimizer_than_that_of_the_block_are_an_error():
     before = zeros(model)
     step = tape_step(model, other)
     with pytest.raises(
-        pk.LeakError, match=r"hidden/kernel \(\d+\), head/kernel \(\d+\). Pass the optimizer of your loop"
+        pk.errors.LeakError, match=r"hidden/kernel \(\d+\), head/kernel \(\d+\). Pass the optimizer of your loop"
     ):
         with pk.KeepZeros(model):
             step(X, Y)
@@ -262,7 +262,7 @@ def test_a_block_around_fit_keeps_zeros_too():
 def test_weights_written_in_a_block_are_an_error_and_zero_again():
     model = network()
     before = zeros(model)
-    with warnings.catch_warnings(), pytest.raises(pk.LeakError, match="not zero at the end of the `with` block"):
+    with warnings.catch_warnings(), pytest.raises(pk.errors.LeakError, match="not zero at the end of the `with` block"):
         warnings.simplefilter("error", UserWarning)
         with pk.KeepZeros(model):
             model.get_layer("head").kernel.assign(np.ones((12, 4), "float32"))
@@ -295,5 +295,8 @@ def test_keep_zeros_around_a_pruning_callback_adds_its_zeros():
     model = network()
     before = zeros(model)
     with pk.KeepZeros(model):
-        fit(model, pk.PruningCallback(pk.OneShot(0.75), keep_zeros=False, criterion="random", allocation="uniform"))
+        fit(
+            model,
+            pk.PruningCallback(pk.schedules.OneShot(0.75), keep_zeros=False, criterion="random", allocation="uniform"),
+        )
     assert all(zeros(model)[name][before[name]].all() for name in before)

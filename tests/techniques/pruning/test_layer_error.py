@@ -119,7 +119,10 @@ def test_in_a_gradual_schedule_the_sparsity_is_exact_at_each_update(network):
     copy.set_weights(model.get_weights())
     copy.compile("sgd", "mse")
     callback = pk.PruningCallback(
-        pk.PolynomialDecay(0.2, 0.9, 0, 20, frequency=5), data=x, criterion="sparsegpt", allocation="layer_error"
+        pk.schedules.PolynomialDecay(0.2, 0.9, 0, 20, frequency=5),
+        data=x,
+        criterion="sparsegpt",
+        allocation="layer_error",
     )
     copy.fit(x, np.zeros((len(x), 4)), batch_size=15, epochs=2, verbose=0, callbacks=[callback])
     size = sum(target.size for target in network[2])

@@ -262,7 +262,7 @@ def test_in_training_the_kept_weights_are_set_to_the_best_fit(x):
     model = keras.Sequential([keras.Input((12,)), layers.Dense(8, name="dense")])
     flat = x.reshape(-1, 12)
     start = ops.convert_to_numpy(model.layers[0].kernel)
-    with pk.Pruner(model, pk.OneShot(0.5), data=flat, criterion="sparsegpt", allocation="uniform") as pruner:
+    with pk.Pruner(model, pk.schedules.OneShot(0.5), data=flat, criterion="sparsegpt", allocation="uniform") as pruner:
         kernel = ops.convert_to_numpy(model.layers[0].kernel)
         kept = pruner.masks["dense/kernel"]
     assert kept.sum() == 48 and not kernel[~kept].any()

@@ -34,7 +34,7 @@ def test_a_misfit_is_left_out_by_name(model):
 
 
 def test_in_training_a_misfit_is_trained_and_not_pruned(model):
-    with pk.Pruner(model, pk.OneShot(0.5), pattern="2:4", misfits="skip", allocation="uniform") as pruner:
+    with pk.Pruner(model, pk.schedules.OneShot(0.5), pattern="2:4", misfits="skip", allocation="uniform") as pruner:
         assert list(pruner.masks) == ["second/kernel", "head/kernel"]
 
 

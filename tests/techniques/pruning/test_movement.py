@@ -12,7 +12,7 @@ from prunekit.techniques.pruning.policies.movement import Movements
 
 
 def pruning(**options):
-    schedule = pk.ConstantSparsity(0.5, begin_step=8, frequency=100)
+    schedule = pk.schedules.ConstantSparsity(0.5, begin_step=8, frequency=100)
     return pk.PruningCallback(schedule, criterion="movement", **{"allocation": "uniform"} | options)
 
 
@@ -68,7 +68,7 @@ def test_a_sparse_model_continues_with_its_masks_where_nothing_was_seen_yet(perc
     zeros = [layer.kernel.numpy() == 0 for layer in perceptron.layers]
     perceptron.compile("sgd", LOSS)
     callback = pk.PruningCallback(
-        pk.ConstantSparsity(0.5, begin_step=0, frequency=2), criterion="movement", allocation="uniform"
+        pk.schedules.ConstantSparsity(0.5, begin_step=0, frequency=2), criterion="movement", allocation="uniform"
     )
     perceptron.fit(*samples, batch_size=16, verbose=0, callbacks=[callback])
     for layer, zero in zip(perceptron.layers, zeros, strict=True):
@@ -77,7 +77,7 @@ def test_a_sparse_model_continues_with_its_masks_where_nothing_was_seen_yet(perc
 
 def test_movement_before_any_update_is_an_error_that_names_the_remedy(perceptron, samples):
     perceptron.compile("sgd", LOSS)
-    callback = pk.PruningCallback(pk.OneShot(0.5), criterion="movement", allocation="uniform")
+    callback = pk.PruningCallback(pk.schedules.OneShot(0.5), criterion="movement", allocation="uniform")
     with pytest.raises(ValueError, match="sparsity 0.5 at step 0, and no update.*Let the schedule begin later"):
         perceptron.fit(*samples, verbose=0, callbacks=[callback])
     with pytest.raises(ValueError, match="pk.prune does not train"):
@@ -85,11 +85,13 @@ def test_movement_before_any_update_is_an_error_that_names_the_remedy(perceptron
 
 
 def test_a_statistic_that_is_not_collected_is_refused_by_name(perceptron):
-    class Hungry(pk.Movement):
+    class Hungry(pk.criteria.Movement):
         needs = frozenset({"movement", "activations"})
 
     with pytest.raises(ValueError, match="Unknown statistic. Received: 'activations'. Valid are: movement"):
-        pk.Pruner(perceptron, pk.ConstantSparsity(0.5, begin_step=1), criterion=Hungry(), allocation="uniform")
+        pk.Pruner(
+            perceptron, pk.schedules.ConstantSparsity(0.5, begin_step=1), criterion=Hungry(), allocation="uniform"
+        )
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
@@ -105,7 +107,7 @@ def test_weights_that_no_update_moved_are_named_and_not_pruned_by_position(why, 
     labels = [y, None if why == "no gradient" else y]
     # Named, since a frozen layer is left out by default.
     named = {"criterion": "movement", "include": ["still", "logits"]}
-    callback = pk.PruningCallback(pk.ConstantSparsity(0.5, begin_step=1, frequency=1), **named)
+    callback = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, begin_step=1, frequency=1), **named)
     with pytest.raises(ValueError, match="no change in still/kernel. Layers that are frozen"):
         model.fit(x, labels, batch_size=16, verbose=0, callbacks=[callback])
     assert np.all(model.get_layer("logits").kernel.numpy() != 0), "the masks are as they were"
@@ -120,7 +122,7 @@ def test_a_training_that_is_resumed_where_masks_are_due_continues(samples, tmp_p
     def train(*more):
         model = network()
         model.compile("sgd", LOSS)
-        schedule = pk.PolynomialDecay(final_sparsity=0.5, end_step=4, frequency=1)
+        schedule = pk.schedules.PolynomialDecay(final_sparsity=0.5, end_step=4, frequency=1)
         pruning = pk.PruningCallback(schedule, criterion="movement", allocation="uniform")
         # Saved before the pruner's step: the weights are less sparse than the schedule asks at their step.
         backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=2)

@@ -1,4 +1,4 @@
-"""OnceSparse: a callback sees only the epochs and batches at the final sparsity."""
+"""AtFinalSparsity: a callback sees only the epochs and batches at the final sparsity."""
 
 import re
 import warnings
@@ -9,7 +9,7 @@ import pytest
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
 from prunekit.techniques.pruning.training.callbacks import PruningCallback
-from prunekit.techniques.pruning.training.once_sparse import OnceSparse
+from prunekit.techniques.pruning.training.once_sparse import AtFinalSparsity
 from prunekit.techniques.pruning.training.pruner import Pruner
 from prunekit.techniques.pruning.training.pruning_notes import LATER_TRAINING
 
@@ -70,7 +70,7 @@ def ordered(first, others, pruning):
 @pytest.mark.parametrize("first", [True, False], ids=["listed before", "listed after"])
 def test_batches_and_epochs_are_shown_from_the_final_sparsity_on(compiled, batches, samples, first):
     recorder = Recorder()
-    callbacks = ordered(first, [OnceSparse(recorder)], [PruningCallback(RISE, allocation="uniform")])
+    callbacks = ordered(first, [AtFinalSparsity(recorder)], [PruningCallback(RISE, allocation="uniform")])
     compiled.fit(**batches, epochs=3, callbacks=callbacks, validation_data=samples)
     second = ["epoch 1", 2, 3, 4, "test", "end 1 at 0.75"]
     third = ["epoch 2", 0, 1, 2, 3, 4, "test", "end 2 at 0.75"]
@@ -80,10 +80,12 @@ def test_batches_and_epochs_are_shown_from_the_final_sparsity_on(compiled, batch
 @pytest.mark.parametrize("first", [True, False], ids=["listed before", "listed after"])
 def test_files_and_restored_weights_are_the_best_of_the_sparse_epochs(compiled, batches, tmp_path, first):
     best, often, score = tmp_path / "best.keras", tmp_path / "often.keras", Score(9, 5, 7, 6, 1)
-    saving = OnceSparse(keras.callbacks.ModelCheckpoint(best, monitor="score", mode="max", save_best_only=True))
-    batchwise = OnceSparse(keras.callbacks.ModelCheckpoint(often, save_freq=1))
-    stopping = OnceSparse(keras.callbacks.EarlyStopping("score", mode="max", patience=1, restore_best_weights=True))
-    slower = OnceSparse(keras.callbacks.ReduceLROnPlateau("score", mode="max", patience=1, factor=0.5))
+    saving = AtFinalSparsity(keras.callbacks.ModelCheckpoint(best, monitor="score", mode="max", save_best_only=True))
+    batchwise = AtFinalSparsity(keras.callbacks.ModelCheckpoint(often, save_freq=1))
+    stopping = AtFinalSparsity(
+        keras.callbacks.EarlyStopping("score", mode="max", patience=1, restore_best_weights=True)
+    )
+    slower = AtFinalSparsity(keras.callbacks.ReduceLROnPlateau("score", mode="max", patience=1, factor=0.5))
     others = [score, saving, batchwise, stopping, slower]
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -103,13 +105,13 @@ def test_with_several_pruning_callbacks_the_last_one_to_land_decides(compiled, b
     recorder = Recorder()
     early = PruningCallback(ConstantSparsity(0.5), include=["hidden"], allocation="uniform")
     late = PruningCallback(PolynomialDecay(0.0, 0.5, 0, 9, frequency=3), include=["logits"], allocation="uniform")
-    compiled.fit(**batches, epochs=2, callbacks=[early, OnceSparse(recorder), late])
+    compiled.fit(**batches, epochs=2, callbacks=[early, AtFinalSparsity(recorder), late])
     assert recorder.seen == ["begin", "epoch 1", 4, "end 1 at 0.5", "end"]
 
 
 def test_where_nothing_prunes_and_in_a_later_fit_every_epoch_is_shown(compiled, batches, samples):
     recorder, pruning = Recorder(), PruningCallback(RISE, allocation="uniform")
-    once = OnceSparse(recorder)
+    once = AtFinalSparsity(recorder)
     compiled.fit(**batches, callbacks=[once])
     assert recorder.seen == ["begin", "epoch 0", 0, 1, 2, 3, 4, "end 0", "end"]
     compiled.evaluate(*samples, callbacks=[once], verbose=0)
@@ -124,7 +126,7 @@ def test_a_pruner_that_another_callback_steps_is_waited_for(compiled, batches):
     recorder = Recorder()
     with Pruner(compiled, RISE, allocation="uniform") as pruner:
         step = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: pruner.step())
-        compiled.fit(**batches, epochs=2, callbacks=[OnceSparse(recorder), step])
+        compiled.fit(**batches, epochs=2, callbacks=[AtFinalSparsity(recorder), step])
     assert recorder.seen == ["begin", "epoch 1", 2, 3, 4, "end 1", "end"]
 
 
@@ -133,9 +135,9 @@ def test_a_training_without_an_epoch_at_the_final_sparsity_is_told(compiled, bat
     # With 6, the masks reach the final sparsity only when the training ends.
     path = tmp_path / "best.keras"
     pruning = PruningCallback(PolynomialDecay(0.0, 0.75, 0, end_step, frequency=1), allocation="uniform")
-    told = rf"OnceSparse showed no epoch to ModelCheckpoint: .* 0.75 at step {end_step}, .* training of 5 steps. Train"
+    told = rf"AtFinalSparsity showed no epoch to ModelCheckpoint: .* 0.75 at step {end_step}, .* of 5 steps. Train"
     with pytest.warns(UserWarning) as caught:
-        compiled.fit(**batches, callbacks=[OnceSparse(keras.callbacks.ModelCheckpoint(path)), pruning])
+        compiled.fit(**batches, callbacks=[AtFinalSparsity(keras.callbacks.ModelCheckpoint(path)), pruning])
     notes = [str(one.message) for one in caught]
     assert any(re.search(told, note) for note in notes)
     assert not path.exists() and {*notes, LATER_TRAINING} == set(pruning.report.notes)
@@ -144,7 +146,7 @@ def test_a_training_without_an_epoch_at_the_final_sparsity_is_told(compiled, bat
 def test_the_rules_of_tfmot_save_epochs_with_their_zeros(compiled, batches, tmp_path):
     path = tmp_path / "last.keras"
     pruning = PruningCallback(ConstantSparsity(0.75, begin_step=1, frequency=1), compat="tfmot")
-    compiled.fit(**batches, callbacks=[OnceSparse(keras.callbacks.ModelCheckpoint(path)), pruning])
+    compiled.fit(**batches, callbacks=[AtFinalSparsity(keras.callbacks.ModelCheckpoint(path)), pruning])
     assert zeros(keras.models.load_model(path)) == zeros(compiled) == [96, 48]
 
 
@@ -163,18 +165,18 @@ def test_the_rules_of_tfmot_save_epochs_with_their_zeros(compiled, batches, tmp_
 )
 def test_what_cannot_wait_is_refused(callback, error, told):
     with pytest.raises(error, match=told):
-        OnceSparse(callback())
+        AtFinalSparsity(callback())
 
 
 def test_keras_may_run_batch_hooks_in_a_thread_where_the_inner_callback_allows_it():
-    assert OnceSparse(keras.callbacks.EarlyStopping()).async_safe
-    assert not OnceSparse(keras.callbacks.ModelCheckpoint("a.keras")).async_safe
-    assert not OnceSparse(keras.callbacks.LambdaCallback(on_train_batch_end=print)).async_safe
+    assert AtFinalSparsity(keras.callbacks.EarlyStopping()).async_safe
+    assert not AtFinalSparsity(keras.callbacks.ModelCheckpoint("a.keras")).async_safe
+    assert not AtFinalSparsity(keras.callbacks.LambdaCallback(on_train_batch_end=print)).async_safe
 
 
 def test_attributes_are_those_of_the_inner_callback():
     inner = keras.callbacks.EarlyStopping("loss", patience=4)
-    once = OnceSparse(inner)
+    once = AtFinalSparsity(inner)
     once.set_params({"epochs": 3})
     assert (once.callback, once.patience, once.monitor, inner.params) == (inner, 4, "loss", {"epochs": 3})
     with pytest.raises(AttributeError, match="'EarlyStopping' object has no attribute 'none'"):

@@ -40,7 +40,7 @@ def test_a_weight_may_be_left_dense(model):
 
 def test_the_override_rises_with_the_schedule(model, samples):
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    schedule = pk.MultiStep(((0, 0.2), (2, 0.4), (4, 0.8)))
+    schedule = pk.schedules.MultiStep(((0, 0.2), (2, 0.4), (4, 0.8)))
     callback = pk.PruningCallback(schedule, overrides={"three": 0.5}, allocation="uniform")
     seen = []
     watching = keras.callbacks.LambdaCallback(

@@ -246,7 +246,7 @@ def test_a_schedule_one_step_short_of_its_end_lands(perceptron):
 
 @pytest.mark.one_backend
 def test_the_first_argument_names_a_schedule(perceptron):
-    with pytest.raises(TypeError, match="pk.PolynomialDecay.*Received: '0.8'"):
+    with pytest.raises(TypeError, match="pk.schedules.PolynomialDecay.*Received: '0.8'"):
         Pruner(perceptron, "0.8", allocation="uniform")
     with pytest.raises(ValueError, match=r"length of the training, .* schedule\.fitted\(steps\)"):
         Pruner(perceptron, 0.8, allocation="uniform")

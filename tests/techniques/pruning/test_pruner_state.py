@@ -12,7 +12,7 @@ from prunekit.techniques.pruning.training.pruner_state import PrunerState
 pytestmark = pytest.mark.every_backend
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-RISE = pk.PolynomialDecay(initial_sparsity=0.25, final_sparsity=0.75, begin_step=1, end_step=5, frequency=3)
+RISE = pk.schedules.PolynomialDecay(initial_sparsity=0.25, final_sparsity=0.75, begin_step=1, end_step=5, frequency=3)
 
 
 def network():

@@ -11,7 +11,7 @@ from moving_masks import STEADY, make_data, network, trained, values, whole_and_
 
 import prunekit as pk
 
-POLICIES = {"rigl": pk.RigL(), "set": pk.SET(seed=1)}
+POLICIES = {"rigl": pk.policies.RigL(), "set": pk.policies.SET(seed=1)}
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def data():
 
 
 def calibrated(policy, data):
-    return {"data": data} if isinstance(policy, pk.RigL) else {}
+    return {"data": data} if isinstance(policy, pk.policies.RigL) else {}
 
 
 @pytest.mark.every_backend
@@ -44,7 +44,7 @@ def test_one_update_of_rigl_is_the_formula(data):
         model,
         STEADY,
         data=data,
-        policy=pk.RigL(exchanged=0.4),
+        policy=pk.policies.RigL(exchanged=0.4),
         criterion="magnitude",
         include="hidden",
         allocation="uniform",
@@ -72,8 +72,8 @@ def test_one_update_of_rigl_is_the_formula(data):
 
 
 def test_the_exchanged_fraction_follows_a_cosine_to_the_end_of_the_schedule(data):
-    schedule = pk.ConstantSparsity(0.5, begin_step=0, end_step=24, frequency=4)
-    _, _, watch = trained(pk.SET(exchanged=0.5), data, schedule=schedule, epochs=3, include="hidden")
+    schedule = pk.schedules.ConstantSparsity(0.5, begin_step=0, end_step=24, frequency=4)
+    _, _, watch = trained(pk.policies.SET(exchanged=0.5), data, schedule=schedule, epochs=3, include="hidden")
     masks = [masks["hidden/kernel"] for masks in watch.masks]
     changed = [int((before & ~after).sum()) for before, after in zip(masks, masks[1:], strict=False)]
     kept = int(masks[0].sum())
@@ -85,8 +85,8 @@ def test_the_exchanged_fraction_follows_a_cosine_to_the_end_of_the_schedule(data
 
 @pytest.mark.every_backend
 def test_a_rising_schedule_is_followed_exactly(data):
-    schedule = pk.PolynomialDecay(0.2, 0.8, 0, 16, frequency=4)
-    _, pruning, _ = trained(pk.SET(), data, schedule=schedule, epochs=2)
+    schedule = pk.schedules.PolynomialDecay(0.2, 0.8, 0, 16, frequency=4)
+    _, pruning, _ = trained(pk.policies.SET(), data, schedule=schedule, epochs=2)
     for event in pruning.report.events:
         assert round(event.reached * 208) == sum(round(event.asked * size) for size in (160, 48))
 
@@ -96,8 +96,8 @@ def test_a_rising_schedule_is_followed_exactly(data):
 def test_weights_that_return_and_stay_at_zero_leave_the_total_exact(allocation, initial, data):
     model = network()
     model.optimizer.learning_rate = 0.0
-    schedule = pk.PolynomialDecay(initial, 0.75, 0, 24, frequency=2)
-    pruner = pk.Pruner(model, schedule, data=data, policy=pk.RigL(exchanged=0.5), allocation=allocation)
+    schedule = pk.schedules.PolynomialDecay(initial, 0.75, 0, 24, frequency=2)
+    pruner = pk.Pruner(model, schedule, data=data, policy=pk.policies.RigL(exchanged=0.5), allocation=allocation)
     for _ in range(30):
         model.train_on_batch(data[0][:10], data[1][:10])
         pruner.step()
@@ -109,7 +109,7 @@ def test_weights_that_return_and_stay_at_zero_leave_the_total_exact(allocation, 
 
 
 def test_blocks_are_exchanged_whole(data):
-    _, _, watch = trained(pk.SET(), data, pattern="block:2x2", include="hidden", epochs=1)
+    _, _, watch = trained(pk.policies.SET(), data, pattern="block:2x2", include="hidden", epochs=1)
     for masks in watch.masks:
         blocks = masks["hidden/kernel"].reshape(5, 2, 8, 2).sum(axis=(1, 3))
         assert np.isin(blocks, (0, 4)).all() and (blocks == 4).sum() == 10
@@ -138,11 +138,11 @@ def test_what_cannot_be_exchanged_is_refused(data):
     with pytest.raises(ValueError, match="RigL exchanges weights at several updates of a training. Received: OneShot"):
         pk.prune(network(), 0.5, data, policy="rigl", criterion="magnitude", allocation="uniform")
     with pytest.raises(ValueError, match="SET exchanges units of a whole weight. Received: pattern 2:4"):
-        pk.Pruner(network(), pk.ConstantSparsity(0.5), policy="set", pattern="2:4", allocation="uniform")
+        pk.Pruner(network(), pk.schedules.ConstantSparsity(0.5), policy="set", pattern="2:4", allocation="uniform")
     with pytest.raises(ValueError, match="'gradient' is collected from data. Received: no data"):
         pk.Pruner(network(), STEADY, policy="rigl", allocation="uniform")
     with pytest.raises(ValueError, match="exchanged must be a fraction"):
-        pk.RigL(exchanged=1.5)
+        pk.policies.RigL(exchanged=1.5)
 
 
 def optimizers():
@@ -158,7 +158,9 @@ def test_zeros_and_slots_hold_after_every_update_of_every_optimizer(kind, data):
     arguments = {"momentum": 0.9} if "momentum" in inspect.signature(kind).parameters else {}
     model.compile(kind(0.01, weight_decay=0.01, **arguments), "mse")
     pruning = pk.PruningCallback(
-        pk.ConstantSparsity(0.75, begin_step=0, frequency=3), policy=pk.SET(0.5), allocation="uniform"
+        pk.schedules.ConstantSparsity(0.75, begin_step=0, frequency=3),
+        policy=pk.policies.SET(0.5),
+        allocation="uniform",
     )
     found = []
 

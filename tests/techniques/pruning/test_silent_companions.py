@@ -68,7 +68,7 @@ def test_the_best_epoch_that_was_less_sparse_is_named_with_its_file(compiled, ba
         compiled.fit(**batches, epochs=3, callbacks=order)
     (told,) = [str(one.message) for one in caught if "ModelCheckpoint" in str(one.message)]
     assert "has sparsity 0.4010 in the pruned weights; the model now has 0.7969. Save the model" in told
-    assert "pk.OnceSparse(ModelCheckpoint(...))" in told
+    assert "pk.AtFinalSparsity(ModelCheckpoint(...))" in told
     assert zeros(path) == [51, 26]
     assert pruning.report.notes == (told, LATER_TRAINING)
 

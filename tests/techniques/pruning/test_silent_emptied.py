@@ -95,7 +95,7 @@ def test_a_pattern_that_would_leave_no_unit_is_refused_by_name(headed):
 
 def test_fit_spares_and_tells_it_at_its_end(headed, samples):
     headed.compile("sgd", "mse")
-    pruning = pk.PruningCallback(pk.PolynomialDecay(0.0, 0.95, 0, 4, frequency=1), allocation="uniform")
+    pruning = pk.PruningCallback(pk.schedules.PolynomialDecay(0.0, 0.95, 0, 4, frequency=1), allocation="uniform")
     with pytest.warns(UserWarning, match=SPARED):
         headed.fit(samples[0], np.zeros(70), batch_size=16, verbose=0, callbacks=[pruning])
     assert kept(headed) == 1
@@ -132,7 +132,7 @@ def test_the_option_is_true_or_false_and_counts_are_whole():
 
 def test_gradual_pruning_never_gives_a_weight_back_under_the_global_allocation(headed):
     headed.get_layer("head").kernel.assign(np.arange(1, 9).reshape(8, 1) * 1e-6)
-    pruner = Pruner(headed, pk.PolynomialDecay(0.0, 0.9, 0, 6, frequency=1), allocation="global")
+    pruner = Pruner(headed, pk.schedules.PolynomialDecay(0.0, 0.9, 0, 6, frequency=1), allocation="global")
     before = pruner.masks
     for _ in range(7):
         pruner.step()

@@ -8,7 +8,7 @@ from prunekit.techniques.pruning.training.pruner import Pruner
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 REASON = "frozen (trainable=False): training cannot make up for what is pruned, so it is out unless include names it"
-SCHEDULE = pk.ConstantSparsity(0.5)
+SCHEDULE = pk.schedules.ConstantSparsity(0.5)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_only_frozen_weights_to_prune_is_an_error(half_frozen):
 
 
 def test_compat_tfmot_prunes_frozen_weights_as_the_original_does(half_frozen, batches):
-    pruning = pk.PruningCallback(pk.ConstantSparsity(0.5, frequency=1), compat="tfmot")
+    pruning = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, frequency=1), compat="tfmot")
     half_frozen.fit(**batches, callbacks=[pruning])
     assert zeros(half_frozen) == 64
 

@@ -12,7 +12,7 @@ from moving_masks import STEADY, make_data, network, trained, values, whole_and_
 import prunekit as pk
 from prunekit.techniques.pruning.training.pruner_state import PrunerState
 
-RISING = pk.PolynomialDecay(0.2, 0.75, 0, 16, frequency=4)
+RISING = pk.schedules.PolynomialDecay(0.2, 0.75, 0, 16, frequency=4)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def test_the_updates_are_the_formula(decay, data):
     model.compile(keras.optimizers.SGD(0.1), "mse")
     kernel, bias = (ops.convert_to_numpy(weight) for weight in model.weights)
     sparse, masks = in_numpy(kernel, bias, data, decay, 8)
-    schedule = pk.ConstantSparsity(0.5, begin_step=0, frequency=2)
-    with pk.Pruner(model, schedule, policy=pk.StraightThrough(decay=decay), allocation="uniform") as pruner:
+    schedule = pk.schedules.ConstantSparsity(0.5, begin_step=0, frequency=2)
+    with pk.Pruner(model, schedule, policy=pk.policies.StraightThrough(decay=decay), allocation="uniform") as pruner:
         for step in range(9):
             np.testing.assert_array_equal(pruner.masks["head/kernel"], masks[step])
             np.testing.assert_allclose(ops.convert_to_numpy(model.get_layer("head").kernel), sparse[step], atol=1e-5)
@@ -83,7 +83,9 @@ def test_weights_assigned_between_updates_count_where_they_are_kept(data):
 
 
 def test_patterns_of_n_of_m_take_the_policy(data):
-    model, _, watch = trained(pk.StraightThrough(2e-4), data, pattern="1:2", schedule=pk.ConstantSparsity(0.5, 0))
+    model, _, watch = trained(
+        pk.policies.StraightThrough(2e-4), data, pattern="1:2", schedule=pk.schedules.ConstantSparsity(0.5, 0)
+    )
     for kernel in values(model).values():
         pairs = kernel.reshape(-1, 2, kernel.shape[1])
         assert (np.count_nonzero(pairs, axis=1) == 1).all()
@@ -91,7 +93,7 @@ def test_patterns_of_n_of_m_take_the_policy(data):
 
 
 def test_a_restored_pruner_goes_on_as_the_first_would(data):
-    schedule = pk.PolynomialDecay(0.2, 0.75, 0, 12, frequency=4)
+    schedule = pk.schedules.PolynomialDecay(0.2, 0.75, 0, 12, frequency=4)
 
     def steps(pruner, model, first, last):
         for step in range(first, last):
@@ -142,7 +144,7 @@ def test_dense_weights_follow_a_training_without_masks_where_gradients_are_equal
     # ScheduleFreeAdamW copies the weights when it is built.
     model.optimizer.build(model.trainable_variables)
     with pk.Pruner(
-        model, pk.ConstantSparsity(0.5, 0, frequency=50), policy="straight_through", allocation="uniform"
+        model, pk.schedules.ConstantSparsity(0.5, 0, frequency=50), policy="straight_through", allocation="uniform"
     ) as pruner:
         aside, masks = pruner.store.pruned_values, pruner.masks
         plain = network(kind(0.01, weight_decay=0.01, **arguments))
@@ -193,7 +195,7 @@ def test_a_scaled_loss_has_the_decay_of_an_unscaled_one(data):
     found = []
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 1024.0)
     for optimizer in (keras.optimizers.SGD(0.1), scaled):
-        _, pruning, _ = trained(pk.StraightThrough(0.5), data, optimizer=optimizer, epochs=1)
+        _, pruning, _ = trained(pk.policies.StraightThrough(0.5), data, optimizer=optimizer, epochs=1)
         found.append(pruning.pruner.store.pruned_values["hidden/kernel"])
     np.testing.assert_allclose(*found, atol=1e-5)
 
@@ -206,7 +208,7 @@ def test_what_cannot_train_straight_through_is_refused(data):
     with pytest.raises(ValueError, match="Received: keep_zeros=True"):
         pk.Pruner(network(), STEADY, policy="straight_through", keep_zeros=True, allocation="uniform")
     with pytest.raises(ValueError, match="decay must be a finite number, 0 or more. Received: decay=-1"):
-        pk.StraightThrough(decay=-1)
+        pk.policies.StraightThrough(decay=-1)
     with pytest.raises(ValueError, match="Received: adam.* with ema_overwrite_frequency=2"):
         pk.Pruner(
             network(keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=2)),

@@ -12,7 +12,7 @@ from prunekit.techniques.pruning.masks.options import PruningOptions
 from prunekit.techniques.pruning.policies.structure_decay import Steps
 from prunekit.techniques.pruning.training.targeting import resolved_targets
 
-SCHEDULE = pk.LinearDecay(final_sparsity=0.75, begin_step=0, end_step=10, frequency=1)
+SCHEDULE = pk.schedules.LinearDecay(final_sparsity=0.75, begin_step=0, end_step=10, frequency=1)
 # 0.075 per step, in groups of eight: eighths rounded down.
 KEPT = [8, 8, 7, 7, 6, 5, 5, 4, 4, 3, 2]
 OPTIONS = {"pattern": "2:8", "policy": "structure_decay", "include": ["hidden"]}
@@ -45,7 +45,7 @@ def test_every_group_keeps_the_same_number_at_every_step(compiled, samples):
 def test_each_mask_is_the_plain_one(perceptron):
     kernel, wanted = perceptron.layers[0].kernel, np.ones((8, 16), bool)
     found = resolved_targets(perceptron, SCHEDULE, PruningOptions(**OPTIONS), training=True)
-    assert isinstance(found.policy, pk.StructureDecay)
+    assert isinstance(found.policy, pk.policies.StructureDecay)
     for step in (0, 2, 4, 7, 10):
         weight = np.random.default_rng(step).normal(size=(8, 16)).astype("float32")
         kernel.assign(np.where(wanted, weight, 0))

@@ -45,7 +45,7 @@ def test_a_pruner_names_layers_that_a_loop_builds_later():
     model = compiled("trainer of a functional model")
     model.later = layers.Dense(2, name="later")
     with pytest.warns(UserWarning, match="later: built after pruning had begun, so later/kernel, later/bias is not"):
-        with pk.Pruner(model, pk.OneShot(sparsity=0.5), allocation="uniform") as pruner:
+        with pk.Pruner(model, pk.schedules.OneShot(sparsity=0.5), allocation="uniform") as pruner:
             model.train_on_batch(features(), labels())
             pruner.step()
             model.later(features())

@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES, inputs_of, randomize, stack
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 
 from prunekit.core.runtime.variable_values import assigned
 from prunekit.techniques.quantize.after_training import quantized
@@ -80,7 +79,7 @@ def test_the_nearest_values_after_it_are_nearer_to_the_float_model(made, bits):
         former, before, errors = model.get_weights(), ops.convert_to_numpy(model(data)), []
         for method in ("nearest", "awq"):
             model.set_weights(former)
-            quantized(model, QuantizationOptions(weights=bits, activations=None, method=method), data)
+            quantized(model, QuantizationOptions(bits=bits, activation_bits="float", method=method), data)
             errors.append(np.square(ops.convert_to_numpy(model(data)) - before).mean())
         ratios.append(errors[1] / errors[0])
     assert np.mean(ratios) < 0.6
@@ -123,7 +122,7 @@ def test_zeros_stay_zeros_and_the_report_names_the_layers():
     kernel = np.array(ops.convert_to_numpy(model.get_layer("mid").kernel))
     kernel[:, ::2] = 0
     model.get_layer("mid").kernel.assign(kernel)
-    found = quantized(model, QuantizationOptions(weights=4, method="awq", activations=None), data)
+    found = quantized(model, QuantizationOptions(bits=4, method="awq", activation_bits="float"), data)
     assert not ops.convert_to_numpy(model.get_layer("mid").kernel)[:, ::2].any()
     assert found.report.method == "awq"
     assert "Activation-aware scaling changed the channels of 2 of 2 layers: first, mid." in found.report.notes
@@ -144,4 +143,4 @@ def test_factors_of_half_precision_are_small():
 
 def test_data_are_needed():
     with pytest.raises(ValueError, match="method='awq' reads calibration data"):
-        QuantizationOptions(method="awq", activations=None).with_data(None)
+        QuantizationOptions(method="awq", activation_bits="float").with_data(None)

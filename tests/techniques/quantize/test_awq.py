@@ -4,10 +4,8 @@ import keras
 import numpy as np
 import pytest
 from architectures import inputs_of, randomize, stack
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from keras import layers as L
-from keras import ops
+from hypothesis import given, settings, strategies as st
+from keras import layers as L, ops
 from plain_quantization import plain_awq_scales, plain_scaled_error
 
 from prunekit.anatomy.layers.targets import find_targets

@@ -9,8 +9,7 @@ import keras
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES, inputs_of, randomize, stack
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 
 from prunekit.delivery.pages.pictures import PLOTS
 from prunekit.delivery.plots.plots import to_svg
@@ -60,7 +59,7 @@ def variables_of(model):
 @pytest.mark.every_backend
 def test_the_table_has_the_error_of_the_outputs_with_one_weight_rounded():
     model, data = network()
-    choice = choose_bits(model, data, budget=10_000, activations=None)
+    choice = choose_bits(model, data, budget=10_000, activation_bits="float")
     before = outputs_of(model, data)
     for row, layer in zip(choice.weights, model.layers[-4:], strict=True):
         own = ops.convert_to_numpy(layer.kernel)
@@ -91,9 +90,9 @@ def test_a_budget_is_kept_and_no_other_choice_has_a_smaller_error(share):
 
 def test_the_bytes_are_those_of_codes_scales_and_floats():
     model, data = network()
-    choice = choose_bits(model, data, budget=10**6, candidates=(4, 8, None))
+    choice = choose_bits(model, data, budget=10**6, bits=(4, 8, "float"))
     biases = 4 * (24 + 24 + 12 + 4)
-    assert choice.other_bytes == biases and set(choice.bits.values()) == {None}
+    assert choice.other_bytes == biases and set(choice.bits.values()) == {"float"}
     first = choice.weights[0]
     assert first.bytes == (10 * 24 // 2 + 4 * 24, 10 * 24 + 4 * 24, 4 * 10 * 24)
     least = dataclasses.replace(choice, chosen=(0, 0, 0, 0))
@@ -114,10 +113,10 @@ def test_a_budget_below_the_fewest_bits_is_refused_with_the_least():
 def test_a_floor_is_reached_by_the_model_that_is_quantized_with_the_choice(floor):
     model, data = network()
     evaluate, former = closeness(model, data), variables_of(model)
-    choice = choose_bits(model, data, evaluate=evaluate, floor=floor, activations=None)
+    choice = choose_bits(model, data, evaluate=evaluate, floor=floor, activation_bits="float")
     assert variables_of(model) == former
-    if set(choice.bits.values()) != {None}:
-        found = quantized(model, QuantizationOptions(weights=choice.bits, activations=None), data)
+    if set(choice.bits.values()) != {"float"}:
+        found = quantized(model, QuantizationOptions(bits=choice.bits, activation_bits="float"), data)
         with found.simulating():
             assert evaluate(model) >= floor
         # Reproducible: the choice was evaluated with the same result.
@@ -130,7 +129,7 @@ def test_a_floor_is_reached_by_the_model_that_is_quantized_with_the_choice(floor
 def test_a_lower_floor_needs_fewer_bytes():
     model, data = network()
     sizes = [
-        choose_bits(model, data, evaluate=closeness(model, data), floor=floor, activations=None).bytes
+        choose_bits(model, data, evaluate=closeness(model, data), floor=floor, activation_bits="float").bytes
         for floor in (-1e-1, -1e-3, -1e-6)
     ]
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
@@ -147,8 +146,8 @@ def test_where_only_the_float_model_reaches_the_floor_every_weight_stays_in_floa
         floor=1.0,
         include=["first", "head"],
     )
-    assert choice.bits == {"first/kernel": None, "head/kernel": None}
-    found = quantized(model, QuantizationOptions(weights=choice.bits, include=["first", "head"]), data)
+    assert choice.bits == {"first/kernel": "float", "head/kernel": "float"}
+    found = quantized(model, QuantizationOptions(bits=choice.bits, include=["first", "head"]), data)
     assert not found.report.weights and variables_of(model) == former
 
 
@@ -161,13 +160,13 @@ def test_a_model_on_8_bits_already_may_need_floating_point_tensors():
     choice = choose_bits(
         model, data, evaluate=lambda changed: float(np.array_equal(outputs_of(changed, data), before)), floor=1.0
     )
-    assert set(choice.bits.values()) == {None}
+    assert set(choice.bits.values()) == {"float"}
 
 
 def test_bits_go_to_weights_by_their_exact_names():
     x = keras.Input((6,))
     model = keras.Model(x, L.Dense(3, name="head[0]")(L.Dense(8, name="body")(x)))
-    found = selected(model, bits={"head[0]/kernel": 4, "body/kernel": None})
+    found = selected(model, bits={"head[0]/kernel": 4, "body/kernel": "float"})
     assert {target.name: found.bits[key] for key, target in found.targets.items()} == {"head[0]/kernel": 4}
 
 
@@ -186,8 +185,8 @@ def test_the_budget_is_checked_before_anything_is_measured():
     told = []
     with pytest.raises(ValueError, match="With the fewest bits.* Allow more bytes, shrink the model first.$"):
         choose_bits(model, data, budget=1000, progress=lambda *step: told.append(step))
-    with pytest.raises(ValueError, match="first, or allow 4 bits with `candidates`.$"):
-        choose_bits(model, data, budget=1000, candidates=(8,), progress=lambda *step: told.append(step))
+    with pytest.raises(ValueError, match="first, or allow 4 among `bits`.$"):
+        choose_bits(model, data, budget=1000, bits=(8,), progress=lambda *step: told.append(step))
     assert not told
 
 
@@ -206,12 +205,12 @@ def test_a_floor_that_rounded_activations_alone_miss_is_refused():
     model = keras.Model(given, L.Activation("tanh", name="tanh")(added))
     data = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
     former, evaluate = variables_of(model), closeness(model, data)
-    with pytest.raises(ValueError, match=r"activations of 8 bits the metric .* floor=-1e-06.*=16 or activations=None"):
+    with pytest.raises(ValueError, match=r"activations of 8 bits the metric .* floor=-1e-06.*=16 or activation_bits=.float."):
         choose_bits(model, data, evaluate=evaluate, floor=-1e-6)
     assert variables_of(model) == former
-    for activations in (16, None):
-        choice = choose_bits(model, data, evaluate=evaluate, floor=-1e-6, activations=activations)
-        found = quantized(model, QuantizationOptions(weights=choice.bits, activations=activations), data)
+    for activations in (16, "float"):
+        choice = choose_bits(model, data, evaluate=evaluate, floor=-1e-6, activation_bits=activations)
+        found = quantized(model, QuantizationOptions(bits=choice.bits, activation_bits=activations), data)
         with found.simulating():
             assert evaluate(model) >= -1e-6
 
@@ -220,7 +219,7 @@ def test_a_metric_that_falls_from_call_to_call_is_refused_without_advice_on_acti
     model, data = network()
     metrics = itertools.count(0, -1)
     with pytest.raises(ValueError, match=r"With all weights in floating point the metric .*larger drop\)\.$"):
-        choose_bits(model, data, evaluate=lambda _: float(next(metrics)), floor=0, activations=None)
+        choose_bits(model, data, evaluate=lambda _: float(next(metrics)), floor=0, activation_bits="float")
 
 
 def test_an_error_in_evaluate_leaves_the_model_as_it_was():
@@ -287,8 +286,8 @@ def test_the_report_is_text_json_and_pictures():
         (dict(budget=10, floor=0.5, evaluate=len), "for a budget of bytes, or for a floor"),
         (dict(floor=0.5), "for a budget of bytes, or for a floor"),
         (dict(evaluate=len), "for a budget of bytes, or for a floor"),
-        (dict(budget=5000, candidates=()), "`candidates` are numbers of bits, 2 to 8, or None"),
-        (dict(budget=5000, candidates=(4, 16)), r"`candidates` are .* Received: \(4, 16\)"),
+        (dict(budget=5000, bits=()), "`bits` are numbers of bits, 2 to 8, or "float""),
+        (dict(budget=5000, bits=(4, 16)), r"`bits` are .* Received: \(4, 16\)"),
         (dict(budget=0), "budget"),
     ],
 )
@@ -309,16 +308,16 @@ def test_a_metric_is_a_number(result):
     assert variables_of(model) == former
 
 
-def test_bits_are_no_option_and_data_are_needed():
+def test_an_unknown_option_is_refused_and_data_are_needed():
     model, data = network()
-    with pytest.raises(TypeError, match="weights"):
+    with pytest.raises(TypeError, match="Received: 'weights'"):
         choose_bits(model, data, budget=10**6, weights=4)
     with pytest.raises(ValueError, match="measured on calibration data. Received: data=None"):
         choose_bits(model, None, budget=10**6)
-    with pytest.raises(TypeError, match="Did you mean 'activations'"):
-        choose_bits(model, data, budget=10**6, activatons=None)
-    with pytest.raises(TypeError, match="Did you mean 'candidates'"):
-        choose_bits(model, data, budget=10**6, candiates=(4,))
+    with pytest.raises(TypeError, match="Did you mean 'activation_bits'"):
+        choose_bits(model, data, budget=10**6, activaton_bits=8)
+    with pytest.raises(TypeError, match="Did you mean 'budget'"):
+        choose_bits(model, data, buget=10**6)
 
 
 # Bits by patterns -----------------------------------------------------------------------------------------------------
@@ -326,7 +325,7 @@ def test_bits_are_no_option_and_data_are_needed():
 
 def test_patterns_give_weights_their_bits_and_the_others_have_8():
     model, data = network()
-    found = quantized(model, QuantizationOptions(weights={"first": 4, "re:(second|third)/kernel": 3}), data)
+    found = quantized(model, QuantizationOptions(bits={"first": 4, "re:(second|third)/kernel": 3}), data)
     assert {row.name: row.bits for row in found.report.weights} == {
         "first/kernel": 4,
         "second/kernel": 3,
@@ -341,7 +340,7 @@ def test_patterns_give_weights_their_bits_and_the_others_have_8():
 def test_no_bits_are_floating_point():
     model, data = network()
     former = ops.convert_to_numpy(model.get_layer("first").kernel)
-    found = quantized(model, QuantizationOptions(weights={"first": None}), data)
+    found = quantized(model, QuantizationOptions(bits={"first": "float"}), data)
     np.testing.assert_array_equal(ops.convert_to_numpy(model.get_layer("first").kernel), former)
     assert [one.name for one in found.report.left_float] == ["first"]
 
@@ -350,10 +349,10 @@ def test_no_bits_are_floating_point():
     ("weights", "message"),
     [
         ({"first": 4, "first/kernel": 8}, "Each weight takes one value. Received: 4 and 8 for first/kernel"),
-        ({"first": 4, "re:(first|head)": None}, "Each weight takes one value. Received: 4 and None for first/kernel"),
-        ({"first/bias": 4}, "A pattern in `weights` must match a quantized weight. Received: 'first/bias'"),
+        ({"first": 4, "re:(first|head)": "float"}, "Each weight takes one value. Received: 4 and None for first/kernel"),
+        ({"first/bias": 4}, "A pattern in `bits` must match a quantized weight. Received: 'first/bias'"),
         ({"frist": 4}, "frist"),
-        ({"first": 9}, r"`weights\['first'\]` is the number of bits of a weight, an int from 2 to 8.* Received: 9"),
+        ({"first": 9}, r"`bits\['first'\]` is the number of bits of a weight, an int from 2 to 8.* Received: 9"),
         ({}, "names layers or weights with their bits"),
         ({1: 4}, "names layers or weights with their bits"),
     ],
@@ -361,7 +360,7 @@ def test_no_bits_are_floating_point():
 def test_wrong_patterns_are_refused(weights, message):
     model, data = network()
     with pytest.raises(ValueError, match=message):
-        quantized(model, QuantizationOptions(weights=weights), data)
+        quantized(model, QuantizationOptions(bits=weights), data)
 
 
 def table_of(choice, levels=(4, 8), factor=1.0):
@@ -390,7 +389,7 @@ def test_errors_of_a_scan_are_used_as_they_are():
 @pytest.mark.parametrize(
     ("scan", "options", "message"),
     [
-        (lambda choice: table_of(choice, levels=(8,)), {}, "The scan measured 8 bits. Received: `candidates` with 4"),
+        (lambda choice: table_of(choice, levels=(8,)), {}, "The scan measured 8 bits. Received: `bits` with 4"),
         (
             lambda choice: {**table_of(choice), "targets": table_of(choice)["targets"][1:], "rows": []},
             {},
@@ -410,6 +409,6 @@ def test_scans_that_do_not_fit_are_refused(scan, options, message):
 
 def test_one_number_of_bits_needs_no_list():
     model, data = network()
-    assert set(choose_bits(model, data, budget=10_000, candidates=8).bits.values()) == {8}
-    with pytest.raises(TypeError, match="`candidates` are numbers of bits, such as"):
-        choose_bits(model, data, budget=10_000, candidates="48")
+    assert set(choose_bits(model, data, budget=10_000, bits=8).bits.values()) == {8}
+    with pytest.raises(TypeError, match="`bits` are numbers of bits, such as"):
+        choose_bits(model, data, budget=10_000, bits="48")

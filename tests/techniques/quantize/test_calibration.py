@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES, inputs_of, randomize
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 from plain_quantization import plain_parameters
 
 from prunekit.core.runtime.compilation import compiled_reader

@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES, inputs_of, randomize, stack
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 from scaled_models import LAST, assert_same, assert_unchanged_by_factors, dense_pair, image, multiply_all, outputs_of
 
 from prunekit.core.runtime.variable_values import assigned

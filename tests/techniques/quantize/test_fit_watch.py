@@ -35,7 +35,7 @@ def test_a_training_off_the_grids_is_told_once_and_nothing_stays_on_the_model():
     assert history.history["loss"] and "fit" not in vars(model)
     fit(model)
     with pytest.raises(ValueError, match="lie on grids"):
-        done.found.check_unchanged()
+        done.state.check_unchanged()
 
 
 def test_a_training_with_the_callback_a_frozen_model_and_a_dropped_result_say_nothing():
@@ -45,16 +45,16 @@ def test_a_training_with_the_callback_a_frozen_model_and_a_dropped_result_say_no
     model = compiled(rate=0.0)
     still = pk.quantize(model, X)
     fit(model)
-    still.found.check_unchanged()
+    still.state.check_unchanged()
     model = compiled()
     pk.quantize(model, X)
     fit(model)
-    assert first.report.method == "nearest"
+    assert first.method == "nearest"
 
 
 def test_the_last_of_two_quantizations_speaks_alone():
     model = compiled()
-    kept = [pk.quantize(model, X), pk.quantize(model, X, weights=4)]
+    kept = [pk.quantize(model, X), pk.quantize(model, X, bits=4)]
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", UserWarning)
         fit(model)

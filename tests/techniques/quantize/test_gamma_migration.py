@@ -67,8 +67,8 @@ def test_layers_behind_take_factors_and_offsets_and_the_model_computes_the_same(
     quantized = pk.quantize(model, x, full_integer=True)
     factors, *offsets = norm.weights
     assert (np.array(factors) == 1).all() and not any(np.any(np.array(one)) for one in offsets)
-    assert [one.name for one in quantized.report.ranges] == [name for name, _ in plan.ranges]
-    assert any("factors and offsets of norm" in note for note in quantized.report.notes)
+    assert [one.name for one in quantized.ranges] == [name for name, _ in plan.ranges]
+    assert any("factors and offsets of norm" in note for note in quantized.notes)
     assert np.abs(model.predict(x, verbose=0) - expected).max() < 0.03 * np.ptp(expected)
     made = quantized.export(tmp_path / "moved.tflite")
     graph = LiteRTGraph((tmp_path / "moved.tflite").read_bytes())
@@ -87,7 +87,7 @@ def test_a_normalization_keeps_factors_and_offsets_that_a_reader_cannot_take(blo
     assert all(np.array_equal(one, two) for one, two in zip(before, norm.get_weights(), strict=True))
 
 
-@pytest.mark.parametrize("options", [{"weights": 4}, {"method": "awq"}])
+@pytest.mark.parametrize("options", [{"bits": 4}, {"method": "awq"}])
 def test_kernels_of_few_bits_and_those_that_awq_scales_take_no_factors(options):
     model = network(attention)
     assert "norm_scaled" in ranges(planned_quantization(model, QuantizationOptions(full_integer=True, **options)))
@@ -103,7 +103,7 @@ def test_a_second_quantization_changes_nothing_and_kernels_on_grids_stay_there()
     first = model.get_weights()
     again = pk.quantize(model, x, full_integer=True)
     assert all(np.array_equal(one, two) for one, two in zip(first, model.get_weights(), strict=True))
-    assert "norm_scaled" not in {one.name for one in again.report.ranges}
+    assert "norm_scaled" not in {one.name for one in again.ranges}
     other = network(attention)
     pk.quantize(other, x)
     kept = other.get_weights()

@@ -312,5 +312,5 @@ def test_a_layer_is_factorized_once(monkeypatch):
     model = keras.Sequential([keras.Input((8,)), *(keras.layers.Dense(8, activation="relu") for _ in range(3))])
     calls, cholesky = [], np.linalg.cholesky
     monkeypatch.setattr(np.linalg, "cholesky", lambda matrix: calls.append(1) or cholesky(matrix))
-    pk.quantize(model, rng.normal(size=(200, 8)).astype("float32"), weights=4, method="gptq")
+    pk.quantize(model, rng.normal(size=(200, 8)).astype("float32"), bits=4, method="gptq")
     assert len(calls) == 3

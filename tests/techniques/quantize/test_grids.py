@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from keras import ops
 from plain_quantization import plain_code, plain_limits, plain_parameters, plain_parts
 

@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 from architectures import randomize
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 from plain_quantization import plain_code, plain_parameters
 
 import prunekit as pk
@@ -67,7 +66,7 @@ def test_the_nearest_values_are_those_of_plain_loops_over_the_inputs_of_each_out
     (variable,) = [one for one in model.weights if "kernel" in one.path]
     before = by_input(values(variable))
     found = pk.quantize(
-        model, weights=bits, activations=None, group_size=SIZE, weight_ranges="minmax", method="nearest"
+        model, bits=bits, activation_bits="float", group_size=SIZE, weight_ranges="minmax", method="nearest"
     )
     after = by_input(values(variable))
     inputs, outputs = before.shape
@@ -77,7 +76,7 @@ def test_the_nearest_values_are_those_of_plain_loops_over_the_inputs_of_each_out
             scale, _ = plain_parameters(float(group.min()), float(group.max()), bits, True)
             expected = [float(np.float32(plain_code(one, scale, 0, bits, True)) * scale) for one in group]
             assert after[start : start + SIZE, output].tolist() == expected
-    (row,) = found.report.weights
+    (row,) = found.weights
     assert (row.group_size, row.scales) == (SIZE, -(-inputs // SIZE) * outputs)
     assert row.granularity.endswith("and 16 entries")
     with found.simulating():
@@ -87,13 +86,13 @@ def test_the_nearest_values_are_those_of_plain_loops_over_the_inputs_of_each_out
 def test_the_model_computes_with_these_values_in_the_simulation():
     model = network(L.Dense(6, name="w"))
     inputs, kernel = inputs_for(model), model.layers[0].kernel
-    found = pk.quantize(model, weights=4, activations=None, group_size=SIZE)
-    grid = found.found.weights[id(kernel)]
+    found = pk.quantize(model, bits=4, activation_bits="float", group_size=SIZE)
+    grid = found.state.weights[id(kernel)]
     expected = inputs @ values(kernel) + values(model.layers[0].bias)
     with found.simulating() as simulated:
         np.testing.assert_allclose(simulated.predict(inputs, verbose=0), expected, rtol=1e-5, atol=1e-5)
     assert grid.scale.shape == (3, 6)
-    assert pk.quantize(model, weights=4, activations=None, group_size=SIZE).report.weights[0].error == 0.0
+    assert pk.quantize(model, bits=4, activation_bits="float", group_size=SIZE).weights[0].error == 0.0
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -116,7 +115,7 @@ def test_rows_of_a_table_have_groups_along_their_entries():
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,), dtype="int32"), L.Embedding(5, 40, name="table")])
     before = values(model.layers[0].embeddings)
-    (row,) = pk.quantize(model, weights=4, activations=None, group_size=SIZE).report.weights
+    (row,) = pk.quantize(model, bits=4, activation_bits="float", group_size=SIZE).weights
     after = values(model.layers[0].embeddings)
     assert (row.scales, row.bytes) == (15, 5 * 48 // 2 + 4 * 15)
     for line in range(5):
@@ -143,11 +142,11 @@ def test_gptq_with_groups_keeps_the_outputs_better_than_the_nearest_values(name)
         model = network(layer(), shape=shape)
         data = correlated(model)
         exact = model.predict(data, verbose=0)
-        options = dict(weights=3, activations=None, group_size=SIZE, correct_biases=False)
+        options = dict(bits=3, activation_bits="float", group_size=SIZE, correct_biases=False)
         found = pk.quantize(model, data, method=method, **options)
         errors[method] = float(np.square(model.predict(data, verbose=0) - exact).sum())
-        assert all(found.found.weights[id(one.variable)].holds(values(one.variable)) for one in weights_of(found))
-        assert found.report.weights[0].group_size == SIZE
+        assert all(found.state.weights[id(one.variable)].holds(values(one.variable)) for one in weights_of(found))
+        assert found.weights[0].group_size == SIZE
     assert errors["gptq"] < 0.8 * errors["nearest"]
 
 
@@ -158,14 +157,14 @@ def test_groups_lower_the_error_of_the_weights(name, ranges):
     errors = []
     for size in (SIZE, None):
         model = network(layer(), shape=shape)
-        options = {"weights": 3, "activations": None, "method": "nearest", "weight_ranges": ranges}
-        report = pk.quantize(model, group_size=size, **options).report
+        options = {"bits": 3, "activation_bits": "float", "method": "nearest", "weight_ranges": ranges}
+        report = pk.quantize(model, group_size=size, **options)
         errors.append(report.weights[0].error)
     assert errors[0] < 0.95 * errors[1]
 
 
 def weights_of(found):
-    return unique_weights(found.found.placement)
+    return unique_weights(found.state.placement)
 
 
 @pytest.mark.parametrize("method", ["nearest", "gptq", "awq"])
@@ -175,7 +174,7 @@ def test_zeros_stay_zeros(method):
     kernel[np.random.default_rng(2).random(kernel.shape) < 0.7] = 0.0
     kernel[:SIZE, 3] = 0.0
     model.layers[0].kernel.assign(kernel)
-    pk.quantize(model, inputs_for(model), weights=3, activations=None, group_size=SIZE, method=method)
+    pk.quantize(model, inputs_for(model), bits=3, activation_bits="float", group_size=SIZE, method=method)
     assert (values(model.layers[0].kernel)[kernel == 0.0] == 0.0).all()
 
 
@@ -183,13 +182,13 @@ def test_zeros_stay_zeros(method):
 def test_weights_are_pruned_and_rounded_in_one_pass(pattern):
     model = network(L.Dense(12, name="w"))
     found = pk.quantize(
-        model, inputs_for(model), weights=4, activations=None, group_size=SIZE, sparsity=0.5, pattern=pattern
+        model, inputs_for(model), bits=4, activation_bits="float", group_size=SIZE, sparsity=0.5, pattern=pattern
     )
     kernel = values(model.layers[0].kernel)
     assert (kernel == 0.0).mean() >= 0.5
     if pattern == "2:4":
         assert ((kernel.reshape(10, 4, 12) != 0).sum(axis=1) <= 2).all()
-    (grid,) = found.found.weights.values()
+    (grid,) = found.state.weights.values()
     assert grid.scale.shape == (3, 12) and grid.holds(kernel)
 
 
@@ -202,7 +201,7 @@ def test_the_search_of_activation_aware_scaling_rounds_in_groups(monkeypatch):
 
     monkeypatch.setattr(activation_scaling, "Reading", noted)
     model = network(L.Dense(40, activation="relu", name="one"), L.Dense(12, activation="relu", name="two"), L.Dense(4))
-    pk.quantize(model, inputs_for(model), weights=3, activations=None, group_size=SIZE, method="awq")
+    pk.quantize(model, inputs_for(model), bits=3, activation_bits="float", group_size=SIZE, method="awq")
     # The last layer has fewer inputs than a group.
     assert [(one.matrices.shape[1], one.granularity.group_size) for one in seen] == [(40, SIZE), (12, None)]
 
@@ -210,14 +209,14 @@ def test_the_search_of_activation_aware_scaling_rounds_in_groups(monkeypatch):
 def test_bits_are_chosen_with_the_errors_and_bytes_of_groups():
     model = network(L.Dense(12, name="one"), L.Dense(6, name="two"))
     data = inputs_for(model)
-    choice = pk.choose_bits(model, data, budget=10**6, candidates=(3, 8), activations=None, group_size=SIZE)
-    whole = pk.choose_bits(model, data, budget=10**6, candidates=(3, 8), activations=None)
+    choice = pk.choose_bits(model, data, budget=10**6, bits=(3, 8), activation_bits="float", group_size=SIZE)
+    whole = pk.choose_bits(model, data, budget=10**6, bits=(3, 8), activation_bits="float")
     # 40 inputs are three groups, and a file stores the last one as long as the others. The second layer has 12 inputs.
     assert choice.weights[0].bytes == (48 * 12 // 2 + 4 * 36, 48 * 12 + 4 * 36)
     assert choice.weights[1] == whole.weights[1]
     assert choice.weights[0].errors[0] < 0.9 * whole.weights[0].errors[0]
-    quantized = pk.quantize(model, data, weights=choice.bits, activations=None, group_size=SIZE)
-    assert quantized.report.weights[0].bytes == choice.weights[0].bytes[1]
+    quantized = pk.quantize(model, data, bits=choice.bits, activation_bits="float", group_size=SIZE)
+    assert quantized.weights[0].bytes == choice.weights[0].bytes[1]
 
 
 # Training ------------------------------------------------------------------------------------------------------------
@@ -228,11 +227,11 @@ def test_training_learns_a_scale_for_each_group():
     model.compile(keras.optimizers.SGD(0.05), "mse")
     data = inputs_for(model)
     quantization = pk.QuantizationCallback(
-        weights=3, activations=None, group_size=SIZE, weight_ranges="minmax", range_learning_rate=0.02
+        bits=3, activation_bits="float", group_size=SIZE, weight_ranges="minmax", range_learning_rate=0.02
     )
     before = values(model.layers[0].kernel)
     model.fit(data, data[:, :3], epochs=2, batch_size=16, verbose=0, callbacks=[quantization])
-    (grid, other) = quantization.quantized.found.weights.values()
+    (grid, other) = quantization.report.state.weights.values()
     assert grid.scale.shape == (3, 12) and other.scale.shape == (1, 3)
     kernel = values(model.layers[0].kernel)
     assert grid.holds(kernel) and not np.array_equal(kernel, before)
@@ -249,29 +248,33 @@ def test_training_learns_a_scale_for_each_group():
 def test_the_report_names_weights_with_one_scale_for_each_output():
     model = network(L.Conv2D(4, 3, name="conv"), L.DepthwiseConv2D(3, name="deep"), L.Flatten(), L.Dense(3, name="out"),
                     shape=(6, 6, 2))  # fmt: skip
-    found = pk.quantize(model, weights=8, activations=None, group_size=SIZE)
-    rows = {row.name: (row.granularity, row.scales, row.group_size) for row in found.report.weights}
+    found = pk.quantize(model, bits=8, activation_bits="float", group_size=SIZE)
+    rows = {row.name: (row.granularity, row.scales, row.group_size) for row in found.weights}
     assert rows == {
         "conv/kernel": ("per index of axis 3 and 16 entries", 8, 16),
         "deep/kernel": ("per index of axes 2, 3", 4, None),
         "out/kernel": ("per index of axis 1", 3, None),
     }
-    assert found.report.notes == ("One scale for each output, which has at most 16 inputs: deep/kernel, out/kernel.",)
-    assert found.report.to_dict()["weights"][0]["group_size"] == 16
-    planned = planned_quantization(model, QuantizationOptions(activations=None, group_size=SIZE))
-    assert [row[3] for row in planned.weights] == [row.granularity for row in found.report.weights]
+    assert found.notes == ("One scale for each output, which has at most 16 inputs: deep/kernel, out/kernel.",)
+    assert found.to_dict()["weights"][0]["group_size"] == 16
+    planned = planned_quantization(model, QuantizationOptions(activation_bits="float", group_size=SIZE))
+    assert [row[3] for row in planned.weights] == [row.granularity for row in found.weights]
 
 
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        (dict(group_size=32), ValueError, "No integer kernel .*Received: group_size=32 and activations=8. Pass act"),
-        (dict(group_size=32, activations=16), ValueError, "Received: group_size=32 and activations=16"),
-        (dict(group_size=15, activations=None), ValueError, "16 or more: .*Received: 15"),
-        (dict(group_size=-1, activations=None), ValueError, "16 or more: .*Received: -1"),
-        (dict(group_size=32.5, activations=None), TypeError, "group_size"),
-        (dict(group_size="32", activations=None), TypeError, "group_size"),
-        (dict(group_size=True, activations=None), TypeError, "group_size"),
+        (
+            dict(group_size=32),
+            ValueError,
+            "No integer kernel .*Received: group_size=32 and activation_bits=8.",
+        ),
+        (dict(group_size=32, activation_bits=16), ValueError, "Received: group_size=32 and activation_bits=16"),
+        (dict(group_size=15, activation_bits="float"), ValueError, "16 or more: .*Received: 15"),
+        (dict(group_size=-1, activation_bits="float"), ValueError, "16 or more: .*Received: -1"),
+        (dict(group_size=32.5, activation_bits="float"), TypeError, "group_size"),
+        (dict(group_size="32", activation_bits="float"), TypeError, "group_size"),
+        (dict(group_size=True, activation_bits="float"), TypeError, "group_size"),
     ],
     ids=str,
 )

@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 from placements import ranges_of, reads_of, units_of_main
 
 from prunekit.techniques.quantize.placement.placement import place

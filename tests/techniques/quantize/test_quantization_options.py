@@ -11,19 +11,19 @@ from prunekit.techniques.quantize.options import QuantizationOptions, as_range_r
 
 DATA = np.zeros((4, 3), "float32")
 REFUSALS = {
-    "one bit": (dict(weights=1), "`weights` is the number of bits of a weight, an int from 2 to 8.* Received: 1"),
+    "one bit": (dict(bits=1), "`bits` is the number of bits of a weight, an int from 2 to 8.* Received: 1"),
     "sixteen bits": (
-        dict(weights=16),
-        "`weights` is the number of bits of a weight, an int from 2 to 8.* Received: 16",
+        dict(bits=16),
+        "`bits` is the number of bits of a weight, an int from 2 to 8.* Received: 16",
     ),
-    "no bits": (dict(weights=0), "`weights` is the number of bits of a weight, an int from 2 to 8.* Received: 0"),
+    "no bits": (dict(bits=0), "`bits` is the number of bits of a weight, an int from 2 to 8.* Received: 0"),
     "negative bits": (
-        dict(weights=-4),
-        "`weights` is the number of bits of a weight, an int from 2 to 8.* Received: -4",
+        dict(bits=-4),
+        "`bits` is the number of bits of a weight, an int from 2 to 8.* Received: -4",
     ),
-    "four bits between layers": (dict(activations=4), "8 or 16, or None .* Received: 4"),
-    "a truth value between layers": (dict(activations=True), "8 or 16, or None .* Received: True"),
-    "a text between layers": (dict(activations="8"), "8 or 16, or None .* Received: '8'"),
+    "four bits between layers": (dict(activation_bits=4), "8 or 16, or "float" .* Received: 4"),
+    "a truth value between layers": (dict(activation_bits=True), "8 or 16, or "float" .* Received: True"),
+    "a text between layers": (dict(activation_bits="8"), "8 or 16, or "float" .* Received: '8'"),
     "unknown method": (dict(method="gptp"), r"`method` is one of auto, nearest, gptq.*'gptp'. Did you mean 'gptq'\?"),
     "no method": (dict(method=None), "`method` is one of auto, nearest, gptq, awq. Received: None"),
     "bias text": (dict(correct_biases="yes"), "`correct_biases` is True, False or None. Received: 'yes'"),
@@ -54,11 +54,11 @@ REFUSALS = {
     "empty rule of tensors": (dict(activation_ranges=""), "`activation_ranges` is one of minmax, mse"),
 }
 WRONG_TYPES = {
-    "bits as a text": (dict(weights="8"), "an int from 2 to 8, or bits by patterns, .* Received: '8'"),
-    "bits as a fraction": (dict(weights=4.5), "an int from 2 to 8, or bits by patterns, .* Received: 4.5"),
-    "bits as a truth value": (dict(weights=True), "weights"),
-    "no bits": (dict(weights=None), "or bits by patterns, {'head': 8, 'block_.': None}. Received: None"),
-    "a truth value of a pattern": (dict(weights={"a": True}), r"`weights\['a'\]` is .* from 2 to 8. Received: True"),
+    "bits as a text": (dict(bits="8"), "an int from 2 to 8, or bits by patterns, .* Received: '8'"),
+    "bits as a fraction": (dict(bits=4.5), "an int from 2 to 8, or bits by patterns, .* Received: 4.5"),
+    "bits as a truth value": (dict(bits=True), "bits"),
+    "no bits": (dict(bits=None), "or bits by patterns, {'head': 8, 'block_.': 'float'}. Received: None"),
+    "a truth value of a pattern": (dict(bits={"a": True}), r"`bits\['a'\]` is .* from 2 to 8, or .float.. Received: True"),
     "a number as a rule": (dict(weight_ranges=0.99), "`weight_ranges` is one of .*, or a RangeRule. Received: 0.99"),
     "no rule of tensors": (dict(activation_ranges=None), "`activation_ranges` is one of .*, or a RangeRule. .* None"),
 }
@@ -79,8 +79,8 @@ def test_a_value_of_another_type_is_refused(name):
 
 
 def test_numbers_of_bits_may_be_numpys():
-    options = QuantizationOptions(weights=np.int64(4), activations=np.int32(16))
-    assert options == QuantizationOptions(weights=4, activations=16) and type(options.activations) is int
+    options = QuantizationOptions(bits=np.int64(4), activation_bits=np.int32(16))
+    assert options == QuantizationOptions(bits=4, activation_bits=16) and type(options.activation_bits) is int
 
 
 def test_the_defaults_are_eight_bits_with_the_extremes_of_weights_and_the_best_ranges_of_tensors():
@@ -93,18 +93,18 @@ def test_the_defaults_are_eight_bits_with_the_extremes_of_weights_and_the_best_r
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
 def test_ranges_of_weights_are_the_extremes_for_eight_bits_and_the_best_ones_for_fewer(bits):
-    assert QuantizationOptions(weights=bits).weight_rule(bits) == (MinMax() if bits == 8 else MeanSquaredError())
-    assert QuantizationOptions(weights=bits, weight_ranges="percentile:0.99").weight_ranges == Percentile(0.99)
-    assert QuantizationOptions(weights=bits).default_bits == bits
+    assert QuantizationOptions(bits=bits).weight_rule(bits) == (MinMax() if bits == 8 else MeanSquaredError())
+    assert QuantizationOptions(bits=bits, weight_ranges="percentile:0.99").weight_ranges == Percentile(0.99)
+    assert QuantizationOptions(bits=bits).default_bits == bits
 
 
 @pytest.mark.parametrize(
     "given, form",
-    [(8, IntegerFormat(8, symmetric=False)), (16, IntegerFormat(16)), (None, None)],
+    [(8, IntegerFormat(8, symmetric=False)), (16, IntegerFormat(16)), ("float", None)],
     ids=["eight", "sixteen", "float"],
 )
 def test_sixteen_bits_between_layers_are_symmetric_and_eight_have_a_zero_point(given, form):
-    assert QuantizationOptions(activations=given).activation_format == form
+    assert QuantizationOptions(activation_bits=given).activation_format == form
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_a_rule_of_your_own_stays_as_it_is():
     "options, data, expected",
     [
         (dict(), DATA, ("nearest", False)),
-        (dict(weights=8, activations=None), None, ("nearest", False)),
-        (dict(weights=7), DATA, ("gptq", True)),
-        (dict(weights=4), DATA, ("gptq", True)),
-        (dict(weights=4, activations=None), None, ("nearest", False)),
-        (dict(weights=4, correct_biases=False), DATA, ("gptq", False)),
-        (dict(weights=4, method="nearest"), DATA, ("nearest", False)),
+        (dict(bits=8, activation_bits="float"), None, ("nearest", False)),
+        (dict(bits=7), DATA, ("gptq", True)),
+        (dict(bits=4), DATA, ("gptq", True)),
+        (dict(bits=4, activation_bits="float"), None, ("nearest", False)),
+        (dict(bits=4, correct_biases=False), DATA, ("gptq", False)),
+        (dict(bits=4, method="nearest"), DATA, ("nearest", False)),
         (dict(correct_biases=True), DATA, ("nearest", True)),
         (dict(method="gptq"), DATA, ("gptq", True)),
     ],
@@ -154,12 +154,12 @@ def test_the_method_and_the_correction_follow_from_bits_and_data(options, data, 
 @pytest.mark.parametrize(
     "options, needed",
     [
-        (dict(), "activations=8 reads"),
-        (dict(activations=16), "activations=16 reads"),
-        (dict(activations=None, method="gptq"), "method='gptq' and correct_biases=True reads"),
-        (dict(activations=None, method="gptq", correct_biases=False), "method='gptq' reads"),
-        (dict(activations=None, correct_biases=True), "correct_biases=True reads"),
-        (dict(weights=4, correct_biases=True), "activations=8 and correct_biases=True reads"),
+        (dict(), "activation_bits=8 reads"),
+        (dict(activation_bits=16), "activation_bits=16 reads"),
+        (dict(activation_bits="float", method="gptq"), "method='gptq' and correct_biases=True reads"),
+        (dict(activation_bits="float", method="gptq", correct_biases=False), "method='gptq' reads"),
+        (dict(activation_bits="float", correct_biases=True), "correct_biases=True reads"),
+        (dict(bits=4, correct_biases=True), "activation_bits=8 and correct_biases=True reads"),
     ],
     ids=str,
 )
@@ -169,5 +169,5 @@ def test_options_that_read_data_are_named_where_there_are_none(options, needed):
 
 
 def test_options_cannot_be_changed():
-    with pytest.raises(FrozenInstanceError, match="weights"):
-        QuantizationOptions().weights = 4
+    with pytest.raises(FrozenInstanceError, match="bits"):
+        QuantizationOptions().bits = 4

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from architectures import inputs_of, randomize, stack
 from backends import tensorflow_only
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 from rounded_models import METHODS, arrays_of, assert_bit_identical, correlated, made, outputs_of, pair
 
 from prunekit.techniques.quantize.after_training import quantized
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.every_backend(cases=0)
 
 def scales_of(model, data, **options):
     """Returns the scales and zero points of all ranges, and the kernels, after a quantization."""
-    found = quantized(model, QuantizationOptions(weights=4, **options), data)
+    found = quantized(model, QuantizationOptions(bits=4, **options), data)
     grids = [(place.name, float(grid.scale), int(grid.zero_point)) for place, grid in found.ranges.items()]
     return grids, [ops.convert_to_numpy(one) for one in model.weights]
 
@@ -110,9 +109,9 @@ def test_data_that_do_not_fit_are_refused_and_nothing_changes(data, error, messa
 
 def test_other_models_are_refused():
     with pytest.raises(TypeError, match="Keras"):
-        quantized(3, QuantizationOptions(activations=None))
+        quantized(3, QuantizationOptions(activation_bits="float"))
     with pytest.raises(ValueError, match="built"):
-        quantized(keras.Sequential([L.Dense(3)]), QuantizationOptions(activations=None))
+        quantized(keras.Sequential([L.Dense(3)]), QuantizationOptions(activation_bits="float"))
 
 
 # ---- report ----------------------------------------------------------------------------------------------------------
@@ -123,7 +122,7 @@ def test_the_report_has_the_sizes_grids_and_errors():
     kernel = ops.convert_to_numpy(model.get_layer("hidden").kernel).copy()
     kernel[:2] = 0.0
     model.get_layer("hidden").kernel.assign(kernel)
-    report = quantized(model, QuantizationOptions(weights=3), inputs_of(model, examples=16)).report
+    report = quantized(model, QuantizationOptions(bits=3), inputs_of(model, examples=16)).report
     assert (report.model_name, report.method, report.parameters) == (model.name, "gptq", 48 + 8 + 24 + 3)
     hidden, head = report.weights
     assert (hidden.name, hidden.shape, hidden.bits, hidden.scales) == ("hidden/kernel", (6, 8), 3, 8)
@@ -159,14 +158,14 @@ def test_the_report_of_a_prescribed_grid_says_so():
 def test_the_error_of_a_weight_without_data_is_its_relative_change():
     model = pair()
     before = ops.convert_to_numpy(model.get_layer("hidden").kernel).astype("float64")
-    report = quantized(model, QuantizationOptions(weights=2, activations=None, method="nearest")).report
+    report = quantized(model, QuantizationOptions(bits=2, activation_bits="float", method="nearest")).report
     after = ops.convert_to_numpy(model.get_layer("hidden").kernel)
     assert report.weights[0].error == pytest.approx(np.square(after - before).sum() / np.square(before).sum())
 
 
 def test_the_report_is_text_and_json():
     model = stack((6,), L.Dense(8, name="hidden"), L.LayerNormalization(name="norm"), L.Dense(3, name="head"))
-    report = quantized(model, QuantizationOptions(weights=4), inputs_of(model, examples=16)).report
+    report = quantized(model, QuantizationOptions(bits=4), inputs_of(model, examples=16)).report
     found = json.loads(json.dumps(report.to_dict()))
     assert found["bytes"] == list(report.bytes) and found["weights"][0]["shape"] == [6, 8]
     assert [one["name"] for one in found["left_float"]] == ["norm"]
@@ -180,7 +179,7 @@ def test_the_report_is_text_and_json():
 def test_the_ranges_are_those_of_the_rounded_weights():
     model = pair()
     data = inputs_of(model, examples=32)
-    options = QuantizationOptions(weights=2, activation_ranges="minmax")
+    options = QuantizationOptions(bits=2, activation_ranges="minmax")
     found = quantized(model, options, data)
     (grid,) = [grid for place, grid in found.ranges.items() if place.name == "head"]
     outputs = outputs_of(model, data)
@@ -189,22 +188,22 @@ def test_the_ranges_are_those_of_the_rounded_weights():
 
 def test_a_weight_that_two_layers_read_has_one_grid():
     model, data = made("tied")
-    found = quantized(model, QuantizationOptions(weights=4), data)
+    found = quantized(model, QuantizationOptions(bits=4), data)
     names = [one.name for one in found.report.weights]
     assert len(names) == len(set(names)) == len(unique_weights(place(model)))
 
 
 SECOND = [
-    {"weights": 4},
-    {"weights": 6},
-    {"weights": 8, "method": "gptq"},
-    {"weights": 4, "equalize": True},
-    {"weights": 8, "equalize": True},
-    {"weights": {"middle": 3}, "method": "gptq", "equalize": True},
+    {"bits": 4},
+    {"bits": 6},
+    {"bits": 8, "method": "gptq"},
+    {"bits": 4, "equalize": True},
+    {"bits": 8, "equalize": True},
+    {"bits": {"middle": 3}, "method": "gptq", "equalize": True},
     # The layer that is not rounded lies on no grid, and its neighbour must not follow it.
-    {"weights": 4, "equalize": True, "exclude": "head"},
-    {"weights": 4, "method": "awq"},
-    {"weights": 3, "method": "awq", "equalize": True},
+    {"bits": 4, "equalize": True, "exclude": "head"},
+    {"bits": 4, "method": "awq"},
+    {"bits": 3, "method": "awq", "equalize": True},
 ]
 
 
@@ -225,7 +224,7 @@ def test_a_second_quantization_leaves_weights_on_their_grids_as_they_are(options
 def test_a_kernel_on_its_grid_stays_when_the_layer_before_it_is_quantized_later(method):
     model = pair()
     data = inputs_of(model, examples=16)
-    quantized(model, QuantizationOptions(activations=None, exclude="hidden"))
+    quantized(model, QuantizationOptions(activation_bits="float", exclude="hidden"))
     before = np.array(ops.convert_to_numpy(model.get_layer("head").kernel))
     quantized(model, QuantizationOptions(method=method, equalize=True), data)
     np.testing.assert_array_equal(ops.convert_to_numpy(model.get_layer("head").kernel), before)
@@ -233,9 +232,9 @@ def test_a_kernel_on_its_grid_stays_when_the_layer_before_it_is_quantized_later(
 
 def test_weights_of_4_bits_stay_where_8_bits_are_asked_for():
     model = pair()
-    quantized(model, QuantizationOptions(weights=4, activations=None))
+    quantized(model, QuantizationOptions(bits=4, activation_bits="float"))
     before = [np.array(one) for one in model.get_weights()]
-    quantized(model, QuantizationOptions(weights=8, activations=None))
+    quantized(model, QuantizationOptions(bits=8, activation_bits="float"))
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-6)
 
@@ -247,7 +246,7 @@ def test_a_kernel_with_nan_is_named(bits):
     kernel[0, 0] = np.nan
     model.get_layer("head").kernel.assign(kernel)
     with pytest.raises(ValueError, match="head/kernel"):
-        quantized(model, QuantizationOptions(weights=bits), np.ones((8, 6), "float32"))
+        quantized(model, QuantizationOptions(bits=bits), np.ones((8, 6), "float32"))
 
 
 def test_stateful_layers_are_refused_with_the_remedy():

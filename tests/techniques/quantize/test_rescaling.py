@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from architectures import ARCHITECTURES, stack
 from backends import BACKEND
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 from scaled_models import LAST, assert_unchanged_by_factors, dense_pair, image
 
 from prunekit.techniques.quantize.placement.placement import place

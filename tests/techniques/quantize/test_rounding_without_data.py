@@ -11,25 +11,25 @@ from prunekit.core.data import synthetic_inputs
 @pytest.mark.parametrize("bits", [4, 3, 2])
 def test_few_bits_lose_less_than_the_nearest_values(bits):
     found, nearest = perceptron(), perceptron()
-    done = pk.quantize(found, weights=bits, activations=None)
-    pk.quantize(nearest, weights=bits, activations=None, method="nearest")
+    done = pk.quantize(found, bits=bits, activation_bits="float")
+    pk.quantize(nearest, bits=bits, activation_bits="float", method="nearest")
     assert unseen_error(found) < 0.7 * unseen_error(nearest)
-    assert done.report.method == "gptq"
-    assert any(note.startswith("No data were given: the weights were fitted on 1,024") for note in done.report.notes)
-    assert done.report.damage is None
+    assert done.method == "gptq"
+    assert any(note.startswith("No data were given: the weights were fitted on 1,024") for note in done.notes)
+    assert done.damage is None
 
 
-@pytest.mark.parametrize("options", [{"weights": 8}, {"weights": 4, "method": "nearest"}], ids=str)
+@pytest.mark.parametrize("options", [{"bits": 8}, {"bits": 4, "method": "nearest"}], ids=str)
 def test_nearest_values_need_no_inputs(options):
-    report = pk.quantize(perceptron(), activations=None, **options).report
+    report = pk.quantize(perceptron(), activation_bits="float", **options)
     assert report.method == "nearest" and not any("synthetic" in note for note in report.notes)
 
 
 def test_where_no_inputs_can_be_made_the_nearest_values_are_taken(monkeypatch):
     monkeypatch.setattr(synthetic_inputs, "LARGEST", 100)
     found, nearest = perceptron(), perceptron()
-    report = pk.quantize(found, weights=4, activations=None).report
-    pk.quantize(nearest, weights=4, activations=None, method="nearest")
+    report = pk.quantize(found, bits=4, activation_bits="float")
+    pk.quantize(nearest, bits=4, activation_bits="float", method="nearest")
     for one, other in zip(found.get_weights(), nearest.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert report.method == "nearest"
@@ -38,4 +38,4 @@ def test_where_no_inputs_can_be_made_the_nearest_values_are_taken(monkeypatch):
 
 def test_tensors_between_layers_need_data():
     with pytest.raises(ValueError, match="reads calibration data"):
-        pk.quantize(perceptron(), weights=4)
+        pk.quantize(perceptron(), bits=4)

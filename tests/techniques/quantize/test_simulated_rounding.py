@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from architectures import randomize
 from backends import BACKEND
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 from simulated_models import Passing, Rounding, arrays, assert_close, eighths, made, outputs_of, quarters
 
 from prunekit.techniques.quantize.grids.ranges import MinMax

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from architectures import ARCHITECTURES, inputs_of, randomize
 from backends import BACKEND, tensorflow_only
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 from simulated_models import Passing, Rounding, arrays, assert_close, eighths, made, outputs_of, quarters
 
 from prunekit.techniques.quantize.placement.placement import place

@@ -37,7 +37,9 @@ def test_scores_that_share_the_grid_of_boxes_are_named_with_the_remedies(activat
     )
 
 
-@pytest.mark.parametrize("options", [{"activations": 16}, {"exclude": "joint"}, {"activations": None}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"activation_bits": 16}, {"exclude": "joint"}, {"activation_bits": "float"}], ids=str
+)
 def test_each_remedy_leaves_nothing_to_say(options):
     assert notes(detector(), **options) == []
 
@@ -61,7 +63,7 @@ def test_the_plan_lists_what_shares_a_grid():
     assert plan.joined == (("joint", ("boxes", "scores")),)
     (section,) = [one for one in plan.sections() if one.title == "Tensors that share a grid"]
     assert section.rows == (("joint", ("boxes", "scores")),)
-    assert planned_quantization(detector(), QuantizationOptions(activations=None)).joined == ()
+    assert planned_quantization(detector(), QuantizationOptions(activation_bits="float")).joined == ()
 
 
 @pytest.mark.parametrize(

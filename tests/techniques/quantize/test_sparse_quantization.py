@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES, inputs_of, randomize, stack
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 
 from prunekit.operations.prune import prune
 from prunekit.sparsity.selection import pruned_count
@@ -14,7 +13,7 @@ from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.quantized_model import unique_weights
 
 pytestmark = pytest.mark.every_backend
-FLOAT = dict(activations=None)
+FLOAT = dict(activation_bits="float")
 
 
 def layers_of(kind):
@@ -43,7 +42,7 @@ def values_of(model):
 
 
 def joint(model, data, sparsity, weights=4, **options):
-    return quantized(model, QuantizationOptions(weights=weights, sparsity=sparsity, **FLOAT | options), data)
+    return quantized(model, QuantizationOptions(bits=weights, sparsity=sparsity, **FLOAT | options), data)
 
 
 @pytest.mark.parametrize("kind", ["dense", "convolutions"])
@@ -102,7 +101,7 @@ def test_layers_in_floating_point_are_not_pruned_and_layers_of_a_users_own_are_p
     data = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
     own, head = (model.get_layer(name).kernel for name in ("own", "head"))
     former, kernel = model.get_weights(), np.array(ops.convert_to_numpy(own))
-    joint(model, data, 0.5, {"own": None, "head": 4})
+    joint(model, data, 0.5, {"own": "float", "head": 4})
     np.testing.assert_array_equal(ops.convert_to_numpy(own), kernel)
     assert np.count_nonzero(ops.convert_to_numpy(head)) <= 16
     model.set_weights(former)
@@ -135,7 +134,7 @@ def test_the_model_is_that_of_two_calls(kind, sparsity, bits):
     one = model.get_weights()
     model.set_weights(former)
     prune(model, sparsity, data)
-    quantized(model, QuantizationOptions(weights=bits, method="gptq", **FLOAT), data)
+    quantized(model, QuantizationOptions(bits=bits, method="gptq", **FLOAT), data)
     for first, second in zip(one, model.get_weights(), strict=True):
         np.testing.assert_allclose(first, second, rtol=1e-6, atol=1e-7)
 
@@ -191,4 +190,4 @@ def test_wrong_options_are_refused(options, message):
 
 def test_pruning_reads_data():
     with pytest.raises(ValueError, match=r"with sparsity=0.5 and method='gptq' .* reads calibration data"):
-        QuantizationOptions(sparsity=0.5, activations=None, weights=8).with_data(None)
+        QuantizationOptions(sparsity=0.5, activation_bits="float", bits=8).with_data(None)

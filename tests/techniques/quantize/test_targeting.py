@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 from architectures import inputs_of, randomize, stack
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 
 from prunekit.techniques.quantize.after_training import planned_quantization, quantized
 from prunekit.techniques.quantize.options import QuantizationOptions
@@ -76,7 +75,7 @@ def test_without_patterns_all_kernels_are_quantized_and_nothing_is_skipped():
 def test_an_excluded_layer_is_left_in_floating_point_with_the_pattern_as_the_reason():
     model = network()
     before = ops.convert_to_numpy(model.get_layer("head").kernel).copy()
-    report = report_of(model, exclude="he*", weights=4)
+    report = report_of(model, exclude="he*", bits=4)
     assert reasons_of(report) == {"head": "excluded by 'he*'"}
     assert [(one.name, one.reason) for one in report.skipped] == [("head/kernel", "excluded by 'he*'")]
     assert np.array_equal(ops.convert_to_numpy(model.get_layer("head").kernel), before)
@@ -124,7 +123,7 @@ def test_a_separable_convolution_with_one_kernel_excluded_computes_in_floating_p
     names = ["separable/depthwise_kernel", "separable/pointwise_kernel"]
     model, name, other = network(), names[place], names[1 - place]
     before = [ops.convert_to_numpy(one).copy() for one in model.get_layer("separable").weights[:2]]
-    report = report_of(model, exclude=name, weights=4)
+    report = report_of(model, exclude=name, bits=4)
     after = [ops.convert_to_numpy(one) for one in model.get_layer("separable").weights[:2]]
     assert reasons_of(report) == {"separable": f"excluded by {name!r}"}
     assert names_in(report) == ["conv/kernel", other, "head/kernel"]
@@ -214,8 +213,8 @@ def test_a_model_with_parts_in_floating_point_is_refused_if_asked_before_anythin
     [
         {"exclude": "norm"},
         {"exclude": ["norm", "head"]},
-        {"weights": {"head": None, "first": 4}, "exclude": "norm"},
-        {"activations": None},
+        {"bits": {"head": "float", "first": 4}, "exclude": "norm"},
+        {"activation_bits": "float"},
     ],
     ids=str,
 )
@@ -227,11 +226,13 @@ def test_what_was_asked_to_stay_in_floating_point_is_no_misfit(options):
 
 def test_a_layer_without_a_kernel_of_16_bits_is_planned_reported_and_a_misfit():
     model, data = stack((6,), L.Dense(8, name="first"), L.ELU(name="elu"), L.Dense(3, name="head")), np.ones((8, 6))
-    wide, narrow = ({"activations": bits, "misfits": "error"} for bits in (16, 8))
+    wide, narrow = ({"activation_bits": bits, "misfits": "error"} for bits in (16, 8))
     with pytest.raises(ValueError, match="floating point: elu, since LiteRT has no ELU of 16 bits"):
         planned_quantization(model, QuantizationOptions(**wide))
     assert planned_quantization(model, QuantizationOptions(**narrow)).left_float == ()
-    assert [one.name for one in planned_quantization(model, QuantizationOptions(activations=16)).left_float] == ["elu"]
+    assert [one.name for one in planned_quantization(model, QuantizationOptions(activation_bits=16)).left_float] == [
+        "elu"
+    ]
     report = quantized(model, QuantizationOptions(**wide, exclude="elu"), data.astype("float32")).report
     assert [(one.name, one.reason) for one in report.left_float] == [("elu", "excluded by 'elu'")]
 
@@ -251,5 +252,5 @@ def test_a_weight_without_integers_is_a_misfit_also_with_activations_in_floating
 
     model = stack((6,), L.Dense(8, name="first"), Scale(name="own"))
     with pytest.raises(ValueError, match="own"):
-        quantized(model, QuantizationOptions(misfits="error", activations=None))
-    assert quantized(model, QuantizationOptions(misfits="error", activations=None, exclude="own")).report.weights
+        quantized(model, QuantizationOptions(misfits="error", activation_bits="float"))
+    assert quantized(model, QuantizationOptions(misfits="error", activation_bits="float", exclude="own")).report.weights

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from architectures import ARCHITECTURES, inputs_of, randomize, stack
 from block_models import built, relative_change, rows_by_name
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 
 import prunekit as pk
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
@@ -155,7 +154,7 @@ def test_overlapping_runs_are_not_both_removed():
     inputs = inputs_of(model)
     _, report = pk.remove_blocks(model, 1, inputs)
     assert len(report.blocks) == 2
-    with pytest.raises(ValueError, match="number=2; 1 can be removed: d"):
+    with pytest.raises(ValueError, match="blocks=2; 1 can be removed: d"):
         pk.remove_blocks(model, 2, inputs)
 
 

@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 
 import prunekit as pk
 from prunekit.core.data.calibration import CheckedData, check_inputs
@@ -16,7 +15,7 @@ READERS = {
     "sensitivity": lambda model, data: pk.sensitivity(model, data),
     "prune": lambda model, data: pk.prune(model, 0.5, data=data, criterion="magnitude", allocation="uniform"),
     "remove_blocks": lambda model, data: pk.remove_blocks(model, 1, data),
-    "remove_zero_channels": lambda model, data: pk.remove_zero_channels(model, data=data),
+    "remove_zero_channels": lambda model, data: pk.shrink(model, channels="nonzero", data=data),
     "shrink": lambda model, data: pk.shrink(model, channels=0.5, data=data),
 }
 GOOD = np.ones((4, 5), "float32")

@@ -63,7 +63,7 @@ def cnn(x):
 def test_constants_of_zero_channels_are_folded_exactly():
     model = functional(cnn)
     silence(model)
-    smaller, report = pk.remove_zero_channels(model)
+    smaller, report = pk.shrink(model, channels="nonzero")
     assert report.channels == (36, 18)
     assert same_outputs(model, smaller) < EXACT
     assert report.approximations == ()
@@ -82,7 +82,7 @@ def test_the_given_model_is_not_changed_and_the_smaller_one_loads(tmp_path):
     model = functional(cnn)
     silence(model)
     before = model.get_weights()
-    smaller, _ = pk.remove_zero_channels(model)
+    smaller, _ = pk.shrink(model, channels="nonzero")
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     smaller.save(tmp_path / "small.keras")
@@ -92,7 +92,7 @@ def test_the_given_model_is_not_changed_and_the_smaller_one_loads(tmp_path):
 def test_without_constants_nothing_is_adjusted():
     model = functional(lambda x: layers.Dense(3)(layers.Dense(8, activation="relu", use_bias=False)(x)), (6,))
     silence(model)
-    smaller, report = pk.remove_zero_channels(model)
+    smaller, report = pk.shrink(model, channels="nonzero")
     assert report.adjustments == () and report.channels == (8, 4)
     assert smaller.layers[-1].get_config() == model.layers[-1].get_config()
 
@@ -114,7 +114,7 @@ def test_a_constant_before_padding_is_an_approximation_with_its_error():
 
     model = functional(body)
     silence(model)
-    smaller, report = pk.remove_zero_channels(model)
+    smaller, report = pk.shrink(model, channels="nonzero")
     two, outputs = report.approximations
     assert two.place == "two/kernel" and "mean of 4 constant inputs folded into the bias" in two.change
     assert 0.01 < two.error < 1 and outputs.place == "outputs" and 0 < outputs.error < two.error
@@ -141,7 +141,7 @@ def test_a_zero_padding_between_is_an_approximation_too(padding):
 
     model = functional(body)
     silence(model)
-    _, report = pk.remove_zero_channels(model)
+    _, report = pk.shrink(model, channels="nonzero")
     assert [one.place for one in report.approximations] == ["two/kernel", "outputs"]
 
 
@@ -156,7 +156,7 @@ def test_a_residual_group_loses_only_channels_that_all_its_layers_leave_zero():
         kernel = np.array(model.get_layer(name).kernel)
         kernel[..., channels] = 0
         model.get_layer(name).kernel.assign(kernel)
-    smaller, report = pk.remove_zero_channels(model)
+    smaller, report = pk.shrink(model, channels="nonzero")
     assert report.groups[0].kept == (0, 1, 3, 4, 6, 7)
     assert same_outputs(model, smaller) < EXACT and report.approximations == ()
 
@@ -168,7 +168,7 @@ def test_outputs_of_every_architecture_are_equal_or_the_error_is_reported(name):
     randomize(model)
     silence(model)
     assert zero_channels(find_channels(model)).size
-    smaller, report = pk.remove_zero_channels(model)
+    smaller, report = pk.shrink(model, channels="nonzero")
     assert report.channels[1] < report.channels[0]
     assert smaller.count_params() == report.parameters[1]
     error = same_outputs(model, smaller)
@@ -184,7 +184,7 @@ def test_the_training_goes_on_with_the_state_of_the_optimizer_and_of_a_new_bias(
     x, y = np.array(inputs_of(model)), np.zeros((3, 4), "float32")
     model.fit(x, y, verbose=0)
     silence(model)
-    smaller, report = pk.remove_zero_channels(model)
+    smaller, report = pk.shrink(model, channels="nonzero")
     assert same_outputs(model, smaller) < EXACT
     assert int(smaller.optimizer.iterations) == int(model.optimizer.iterations) == 1
     if optimizer == "adam":
@@ -212,7 +212,7 @@ def test_a_constant_folded_into_a_moving_mean_changes_nothing_in_training():
         (6,),
     )
     silence(model)
-    smaller, report = pk.remove_zero_channels(model, include="first")
+    smaller, report = pk.shrink(model, channels="nonzero", include="first")
     assert "moving mean" in report.adjustments[0].change
     x = inputs_of(model)
     assert difference(arrays(model(x, training=True)), arrays(smaller(x, training=True))) < EXACT
@@ -225,9 +225,11 @@ def test_whole_channels_are_pruned_while_training_and_then_removed():
     model.compile("adam", "mse")
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(64, 10, 10, 3)).astype("float32"), rng.normal(size=(64, 4)).astype("float32")
-    pruning = pk.PruningCallback(pk.ConstantSparsity(0.5), pattern="channel", exclude="logits", allocation="uniform")
+    pruning = pk.PruningCallback(
+        pk.schedules.ConstantSparsity(0.5), pattern="channel", exclude="logits", allocation="uniform"
+    )
     model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[pruning])
-    smaller, report = pk.remove_zero_channels(model)
+    smaller, report = pk.shrink(model, channels="nonzero")
     assert [group.after for group in report.groups] == [4, 5, 3, 6]
     assert same_outputs(model, smaller, x) < EXACT and report.approximations == ()
     smaller.fit(x, y, batch_size=16, verbose=0)
@@ -236,23 +238,23 @@ def test_whole_channels_are_pruned_while_training_and_then_removed():
 def test_pruned_once_without_training_then_removed():
     model = functional(cnn)
     pk.prune(model, 0.5, pattern="channel", exclude="logits", allocation="uniform")
-    smaller, report = pk.remove_zero_channels(model)
+    smaller, report = pk.shrink(model, channels="nonzero")
     assert report.channels == (36, 18) and same_outputs(model, smaller) < EXACT
 
 
 def test_each_group_keeps_the_minimum_the_multiple_and_excluded_layers():
     model = functional(cnn)
     silence(model, share=1.0)
-    smaller, report = pk.remove_zero_channels(model, exclude="hidden")
+    smaller, report = pk.shrink(model, channels="nonzero", exclude="hidden")
     assert [group.after for group in report.groups] == [1, 1, 1, 12]
     assert same_outputs(model, smaller) < EXACT
-    _, report = pk.remove_zero_channels(model, minimum=3, multiple=4)
+    _, report = pk.shrink(model, channels="nonzero", minimum=3, multiple=4)
     assert [group.after for group in report.groups] == [4, 4, 4, 4]
 
 
 def test_a_model_without_zero_channels_stays_as_it_is():
     model = functional(cnn)
-    smaller, report = pk.remove_zero_channels(model)
+    smaller, report = pk.shrink(model, channels="nonzero")
     assert report.channels == (36, 36) and smaller.count_params() == model.count_params()
     assert same_outputs(model, smaller) == 0 and report.adjustments == ()
 
@@ -282,5 +284,5 @@ def test_constants_that_are_not_folded_are_named():
     model = keras.Model(inputs, layers.Dense(3)(hidden))
     randomize(model)
     silence(model)
-    _, report = pk.remove_zero_channels(model, include="first")
+    _, report = pk.shrink(model, channels="nonzero", include="first")
     assert any("The constants of 4 removed channels" in note for note in report.notes)

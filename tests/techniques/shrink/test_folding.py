@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 from architectures import inputs_of, randomize, stack
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 from simplified_models import check_equal, outputs
 
 import prunekit as pk

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from architectures import inputs_of, randomize, stack
 from block_models import built, outputs, relative_change, rows_by_name
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 from without_prunekit import outputs_of_file
 
 import prunekit as pk
@@ -35,7 +34,7 @@ def test_without_data_nothing_is_removed():
 
 def test_more_blocks_than_there_are_is_refused():
     model, inputs = built("rms_norm")
-    with pytest.raises(ValueError, match=r"number=2; 1 can be removed"):
+    with pytest.raises(ValueError, match=r"blocks=2; 1 can be removed"):
         pk.remove_blocks(model, 2, inputs)
     with pytest.raises(ValueError, match="number"):
         pk.remove_blocks(model, 0, inputs)
@@ -209,7 +208,7 @@ def test_outputs_that_are_not_finite_are_refused_and_changes_are_noted():
 def test_a_number_that_is_too_large_is_refused_before_anything_is_measured():
     model, inputs = built("residual_mlp")
     told = []
-    with pytest.raises(ValueError, match=r"number=9; 2 can be removed \(.*\). What stays: .*pk.shrink"):
+    with pytest.raises(ValueError, match=r"blocks=9; 2 can be removed \(.*\). What stays: .*pk.shrink"):
         pk.remove_blocks(model, 9, inputs, progress=lambda *arguments: told.append(arguments))
     assert not told
     with pytest.raises(ValueError, match="0 can be removed. What stays: .*: excluded"):

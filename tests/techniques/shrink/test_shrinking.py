@@ -29,7 +29,7 @@ def sizes(model):
 
 
 @pytest.mark.every_backend
-@pytest.mark.parametrize("allocation", ["uniform", "alike", "global"])
+@pytest.mark.parametrize("allocation", ["uniform", "per_kind", "global"])
 def test_half_of_the_channels_are_left(allocation):
     smaller, report = pk.shrink(cnn(), channels=0.5, allocation=allocation)
     assert report.channels == (96, 48)
@@ -150,7 +150,7 @@ def test_a_residual_group_stays_if_one_of_its_layers_is_excluded():
         ({"channels": 50}, "pass channels=0.5208"),
         ({"channels": 0}, "above 0"),
         ({"channels": 0.5, "reduction": "median"}, "mean, sum, max"),
-        ({"channels": 0.5, "allocation": "erk"}, "uniform, alike, global"),
+        ({"channels": 0.5, "allocation": "erk"}, "uniform, per_kind, global"),
         ({"channels": 0.5, "repair": "all"}, "none, outputs, weights"),
         ({"channels": 0.5, "criterion": "wanda"}, "needs|data"),
         ({"channels": 0.5, "criterion": "movement"}, "needs a training"),

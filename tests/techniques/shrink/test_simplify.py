@@ -6,8 +6,7 @@ import keras
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES, inputs_of, randomize, stack
-from keras import layers as L
-from keras import ops
+from keras import layers as L, ops
 from simplified_models import check_equal, names, outputs
 from without_prunekit import outputs_of_file
 

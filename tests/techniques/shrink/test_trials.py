@@ -68,7 +68,7 @@ def test_the_nearest_outputs_are_taken_and_the_names_make_the_same_model():
 
 
 def test_what_is_named_is_not_tried_otherwise():
-    for options in ({"criterion": "output_error"}, {"allocation": "alike"}):
+    for options in ({"criterion": "output_error"}, {"allocation": "per_kind"}):
         report = pk.shrink(bottleneck(), channels=0.6, data=inputs(), **options)[1]
         assert not options.keys() & taken(report).keys() and len(report.choices) == 1
 

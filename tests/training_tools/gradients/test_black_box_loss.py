@@ -61,7 +61,9 @@ def fitted(model, loss, x, y, **options):
 
 
 def fitted_with_pruning(model, loss, x, y):
-    callback = pk.PruningCallback(pk.ConstantSparsity(0.5, frequency=1), include="last/kernel", allocation="uniform")
+    callback = pk.PruningCallback(
+        pk.schedules.ConstantSparsity(0.5, frequency=1), include="last/kernel", allocation="uniform"
+    )
     found = fitted(model, loss, x, y, callbacks=[callback])
     assert (model.get_layer("last").kernel.numpy() == 0).mean() == 0.5
     return found

@@ -82,7 +82,9 @@ def test_what_the_function_returns_goes_further_back(way, used_before, precision
 
 def test_fit_with_pruning_is_intercepted_and_pruned():
     (x, y), model = data("float32"), compiled(network())
-    pruning = pk.PruningCallback(pk.ConstantSparsity(0.5, frequency=1), include="last/kernel", allocation="uniform")
+    pruning = pk.PruningCallback(
+        pk.schedules.ConstantSparsity(0.5, frequency=1), include="last/kernel", allocation="uniform"
+    )
     model.fit(x, y, verbose=0, callbacks=[pruning])
     before = model.get_weights()
     with intercepting(model, {"hidden": tf.zeros_like}):

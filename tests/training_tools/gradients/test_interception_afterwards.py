@@ -53,7 +53,9 @@ class TestNothingIsLeft:
         function = model.train_function
         with intercepting(model, {"hidden": tf.zeros_like}):
             model.train_on_batch(x, y)
-            pruner = pk.Pruner(model, pk.ConstantSparsity(0.5, begin_step=0, frequency=1), allocation="uniform")
+            pruner = pk.Pruner(
+                model, pk.schedules.ConstantSparsity(0.5, begin_step=0, frequency=1), allocation="uniform"
+            )
             model.train_on_batch(x, y)
             pruner.step()
         bias = model.get_layer("hidden").bias.numpy()

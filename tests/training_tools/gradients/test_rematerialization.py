@@ -165,7 +165,7 @@ def test_pruning_inside_holds_its_zeros():
             y,
             epochs=2,
             verbose=0,
-            callbacks=[pk.PruningCallback(pk.ConstantSparsity(0.5, frequency=1), allocation="uniform")],
+            callbacks=[pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, frequency=1), allocation="uniform")],
         )
     kernel = model.get_layer("first").get_layer("conv").kernel.numpy()
     assert (kernel == 0).sum() == kernel.size // 2

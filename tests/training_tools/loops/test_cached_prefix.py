@@ -83,7 +83,7 @@ def test_how_examples_are_grouped_changes_last_bits_at_most():
 
 
 def test_pruning_above_the_boundary_chooses_the_masks_of_the_whole_training():
-    schedule = pk.PolynomialDecay(final_sparsity=0.7, end_step=10, frequency=2)
+    schedule = pk.schedules.PolynomialDecay(final_sparsity=0.7, end_step=10, frequency=2)
     weights = {}
     for way in ("whole", "cached"):
         model = built("perceptron")

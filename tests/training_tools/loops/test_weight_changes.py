@@ -241,7 +241,10 @@ def test_zeros_hold_while_scopes_come_and_go_in_any_order(entered, left, percept
     for one in entered:
         if one == 2:
             scopes[2] = pk.Pruner(
-                perceptron, pk.ConstantSparsity(0.5, begin_step=0, frequency=1), optimizer, allocation="uniform"
+                perceptron,
+                pk.schedules.ConstantSparsity(0.5, begin_step=0, frequency=1),
+                optimizer,
+                allocation="uniform",
             )
             loop = pk.loops.TapeLoop(perceptron, optimizer, LOSS, scopes[2])
         scopes[one].__enter__()

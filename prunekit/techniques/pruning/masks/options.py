@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
 from types import MappingProxyType
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from prunekit.anatomy.records.name_patterns import listed_patterns
 from prunekit.anatomy.records.reports import Choice
@@ -14,26 +14,32 @@ from prunekit.sparsity.automatic import AutomaticAllocation, AutomaticCriterion
 from prunekit.sparsity.bounds import as_bounds
 from prunekit.sparsity.patterns import NM, Pattern, get_pattern
 from prunekit.sparsity.scores import Criterion, get_criterion
+from prunekit.sparsity.shorthands import AllocationName, CriterionName, PatternName, PolicyName
 from prunekit.suggestions import check_names
 from prunekit.techniques.pruning.masks.policy import MaskPolicy, get_policy
 
 
-class Options(TypedDict, total=False):
-    """Types of the keyword options of `PruningCallback`, `Pruner` and `prune`; see `PruningOptions`."""
+class CallbackOptions(TypedDict, total=False):
+    """Types of the options that `PruningCallback` takes by keyword alone; see `PruningOptions`."""
 
-    criterion: str | Criterion | Callable[..., Any]
-    pattern: str | Pattern
-    allocation: str | Allocation
-    include: Sequence[str]
-    exclude: Sequence[str]
     keep_zeros: bool | None
     keep_one: bool
     origin: int | None
     overrides: Mapping[str, float]
     bounds: Mapping[str, Any]
-    policy: str | MaskPolicy
-    compat: str | None
-    misfits: str
+    policy: PolicyName | MaskPolicy
+    compat: Literal["tfmot"] | None
+    misfits: Literal["error", "skip"]
+
+
+class Options(CallbackOptions, total=False):
+    """Types of the keyword options of `Pruner`, `prune` and `prune_in_rounds`; see `PruningOptions`."""
+
+    criterion: CriterionName | Criterion | Callable[..., Any]
+    pattern: PatternName | Pattern
+    allocation: AllocationName | Allocation
+    include: Sequence[str] | str
+    exclude: Sequence[str] | str
 
 
 @dataclass(frozen=True)
@@ -78,8 +84,8 @@ class PruningOptions:
     criterion: Criterion | str | Callable[..., Any] = "auto"
     pattern: Pattern | str = "unstructured"
     allocation: Allocation | str = "auto"
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
+    include: Sequence[str] | str = ()
+    exclude: Sequence[str] | str = ()
     keep_zeros: bool | None = None
     keep_one: bool = True
     origin: int | None = None

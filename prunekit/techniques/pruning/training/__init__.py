@@ -11,14 +11,14 @@
 - `saved_files`: the sparsity of files that `ModelCheckpoint` writes
 - `callbacks`: `PruningCallback`
 - `keep_zeros`: `KeepZeros`
-- `once_sparse`: `OnceSparse`
+- `once_sparse`: `AtFinalSparsity`
 
 Design
 
 `KeepZeros` (`keep_zeros`) is a `PruningCallback` with a schedule of sparsity 0 and `keep_zeros`: the zeros at the start
 are its masks. So it has the enforcement, the reuse of traces, the checks and the report of the callback, on every
-backend. As a context manager it enters `held_masks.holding`. `OnceSparse` passes the ends of epochs to a callback once
-`PruningCallback.has_landed` is True for all of the list.
+backend. As a context manager it enters `held_masks.holding`. `AtFinalSparsity` passes the ends of epochs to a callback
+once `PruningCallback.has_landed` is True for all of the list.
 
 A second train function in `fit`. `fit` builds its train function before any callback runs, and for a model that was
 fitted before, this function is already traced, so changes that a callback makes in `on_train_begin` have no effect. The
@@ -48,9 +48,9 @@ finds the list that is calling it, and appends a small callback, which runs last
 Sparsity in the logs. One callback at the head of the list, shared by all pruning callbacks of a `fit`, writes
 `sparsity` into the logs before any callback reads them. `saved_files` compares the state of `ModelCheckpoint`'s files
 on disk before and after each epoch, and so knows the sparsity of the last saved file without patching a Keras class.
-`OnceSparse` wraps a callback and passes on the hooks of epochs at the final sparsity; it decides about a batch when the
-batch begins, so the order of the callbacks makes no difference. It is added by a new list object, since Keras iterates
-over the old list while `set_model` runs.
+`AtFinalSparsity` wraps a callback and passes on the hooks of epochs at the final sparsity; it decides about a batch
+when the batch begins, so the order of the callbacks makes no difference. It is added by a new list object, since Keras
+iterates over the old list while `set_model` runs.
 
 One pruner for a weight. `attached_pruners` holds weak references to the Pruners that are not finished. A new Pruner of
 one of their weights is refused when it is created, and the callbacks check again when training and when each epoch

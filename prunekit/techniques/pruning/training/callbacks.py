@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 
@@ -13,11 +13,13 @@ from prunekit.core.runtime.snapshot import Snapshot
 from prunekit.core.training import distribution, train_function
 from prunekit.core.training.backup_sync import Resumption
 from prunekit.core.training.last_callback import LastCallback
+from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.allocation import Allocation
 from prunekit.sparsity.patterns import Pattern
 from prunekit.sparsity.schedules import Schedule, as_schedule
 from prunekit.sparsity.scores import Criterion
-from prunekit.techniques.pruning.masks.options import as_options
+from prunekit.sparsity.shorthands import AllocationName, CriterionName, PatternName
+from prunekit.techniques.pruning.masks.options import CallbackOptions, PruningOptions, as_options
 from prunekit.techniques.pruning.masks.policy import get_policy
 from prunekit.techniques.pruning.training import attached_pruners, trace_reuse
 from prunekit.techniques.pruning.training.pruner import Pruner, overall_sparsity
@@ -44,7 +46,7 @@ class PruningCallback(keras.callbacks.Callback):
         schedule: A `Schedule` (step -> sparsity), a schedule of tensorflow-model-optimization, or the final sparsity of
             a `PolynomialDecay`; steps are optimizer updates since this callback's first `fit` began. A schedule without
             `end_step` fits its steps to that `fit`.
-        criterion: Importance criterion. `prunekit.techniques.pruning.masks.options.PruningOptions` lists the values of
+        criterion: Importance criterion. `pk.PruningOptions` lists the values of
             this option and of the following options.
         pattern: Sparsity pattern.
         allocation: Distribution of the sparsity over the weights.
@@ -63,17 +65,18 @@ class PruningCallback(keras.callbacks.Callback):
 
     _if_frozen = "Prune the model with pk.prune, or make layers trainable before compile()."
 
+    @keyword_options(PruningOptions, CallbackOptions)
     def __init__(
         self,
         schedule: Schedule,
-        criterion: str | Criterion | Callable[..., Any] = "auto",
-        pattern: str | Pattern = "unstructured",
-        allocation: str | Allocation = "auto",
-        include: Sequence[str] = (),
-        exclude: Sequence[str] = (),
+        criterion: CriterionName | Criterion | Callable[..., Any] = "auto",
+        pattern: PatternName | Pattern = "unstructured",
+        allocation: AllocationName | Allocation = "auto",
+        include: Sequence[str] | str = (),
+        exclude: Sequence[str] | str = (),
         *,
         data: Any = None,
-        **options: Any,
+        **options: Unpack[CallbackOptions],
     ):
         super().__init__()
         self.schedule = as_schedule(schedule)

@@ -1,4 +1,4 @@
-"""OnceSparse: shows a callback only the epochs at the final sparsity."""
+"""AtFinalSparsity: shows a callback only the epochs at the final sparsity."""
 
 import contextlib
 import warnings
@@ -11,12 +11,12 @@ from prunekit.techniques.pruning.training import attached_pruners
 from prunekit.techniques.pruning.training.callbacks import PruningCallback
 
 
-class OnceSparse(keras.callbacks.Callback):
+class AtFinalSparsity(keras.callbacks.Callback):
     """Shows a callback only the epochs and batches at the final sparsity of the pruning.
 
     A less sparse model is usually better, so a `ModelCheckpoint(save_best_only=True)` or an `EarlyStopping` beside a
-    `PruningCallback` chooses an epoch before the schedule has ended. Inside `OnceSparse`, the callback chooses among
-    the epochs at the final sparsity:
+    `PruningCallback` chooses an epoch before the schedule has ended. Inside `AtFinalSparsity`, the callback chooses
+    among the epochs at the final sparsity:
 
     - An epoch is shown if the masks have the final sparsity when it ends, so the validation metrics of each shown
       epoch are those of the final sparsity. Training metrics of the first shown epoch may include earlier batches.
@@ -45,12 +45,12 @@ class OnceSparse(keras.callbacks.Callback):
     def __init__(self, callback: keras.callbacks.Callback):
         if not isinstance(callback, keras.callbacks.Callback) or isinstance(callback, keras.callbacks.CallbackList):
             raise TypeError(
-                f"OnceSparse takes one Keras callback, such as ModelCheckpoint(...). Received: {callback!r}."
+                f"AtFinalSparsity takes one Keras callback, such as ModelCheckpoint(...). Received: {callback!r}."
             )
         if isinstance(callback, PruningCallback | keras.callbacks.BackupAndRestore):
             raise ValueError(
-                f"{type(callback).__name__} needs every epoch, so it cannot be inside OnceSparse. List it in `fit` "
-                "beside OnceSparse."
+                f"{type(callback).__name__} needs every epoch, so it cannot be inside AtFinalSparsity. List it in "
+                "`fit` beside AtFinalSparsity."
             )
         super().__init__()
         self.callback = callback
@@ -153,7 +153,7 @@ class OnceSparse(keras.callbacks.Callback):
             return
         latest = max(waiting, key=lambda pruner: pruner.schedule.landing_step - pruner.step_count)
         note = (
-            f"OnceSparse showed no epoch to {type(self.callback).__name__}: the schedule lands on sparsity "
+            f"AtFinalSparsity showed no epoch to {type(self.callback).__name__}: the schedule lands on sparsity "
             f"{latest.schedule.final_sparsity:g} at step {latest.schedule.landing_step}, and no epoch ended after that "
             f"step in a training of {latest.step_count} steps. Train longer, or let the schedule end earlier."
         )

@@ -17,6 +17,7 @@ from prunekit.core.runtime.optimizers import optimizers_for, optimizers_of
 from prunekit.core.statistics.statistics import Collectors
 from prunekit.core.training import distribution, train_function
 from prunekit.core.training.step_counter import StepCounter
+from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.schedules import Schedule
 from prunekit.techniques.pruning.masks.enforcement_check import CHECK_EVERY, EnforcementCheck
 from prunekit.techniques.pruning.masks.mask_store import MaskStore
@@ -47,7 +48,7 @@ class Pruner:
         data: Calibration data, for a criterion or policy that needs them: inputs, a pair (inputs, labels), or a
             dataset or list of such batches. They are read at each mask update.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
-            `overrides`, `policy`, `compat`, `misfits`: see `prunekit.techniques.pruning.masks.options.PruningOptions`.
+            `overrides`, `policy`, `compat`, `misfits`: see `pk.PruningOptions`.
 
     Attributes:
         model: The model.
@@ -66,6 +67,7 @@ class Pruner:
         TypeError: `schedule` is not a schedule, `optimizer` is not a Keras optimizer, or an option is unknown.
     """
 
+    @keyword_options(PruningOptions, Options)
     def __init__(self, model, schedule: Schedule, optimizer=None, *, data: Any = None, **options: Unpack[Options]):
         with contextlib.ExitStack() as undo:
             self._prepare(model, schedule, optimizer, as_options(options), data=data)

@@ -64,7 +64,7 @@ def masks_written_back(restored: int) -> list[str]:
     return [
         f"{restored:,} pruned weights had been written back at the end of training, as EarlyStopping does with "
         "the best weights of an epoch that was less sparse; they are zero again. Evaluate the model again, and "
-        "use pk.OnceSparse(EarlyStopping(...)), which chooses among epochs at the final sparsity. Without such a "
+        "use pk.AtFinalSparsity(EarlyStopping(...)), which chooses among epochs at the final sparsity. Without such a "
         "callback, the training loop writes weights without passing through the optimizer."
     ]
 

@@ -21,8 +21,8 @@ class SavedFiles:
     Compares the files on disk before and after a batch or an epoch ends, so that no class of Keras is patched.
 
     Args:
-        callbacks: The callbacks of the `fit`. A ModelCheckpoint inside another callback, such as `OnceSparse`, is not
-            among them.
+        callbacks: The callbacks of the `fit`. A ModelCheckpoint inside another callback, such as `AtFinalSparsity`, is
+            not among them.
     """
 
     def __init__(self, callbacks: Sequence[Any]):
@@ -71,7 +71,7 @@ class SavedFiles:
         return [
             f"{saved.path}, which ModelCheckpoint wrote last in epoch {saved.epoch}, has sparsity {saved.sparsity:.4f} "
             f"in the pruned weights; the model now has {sparsity:.4f}. Save the model after fit, or use "
-            "pk.OnceSparse(ModelCheckpoint(...)), which saves only epochs at the final sparsity."
+            "pk.AtFinalSparsity(ModelCheckpoint(...)), which saves only epochs at the final sparsity."
             for saved in self._saved.values()
             if saved.sparsity < sparsity
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.sections import Column, Section, Value
@@ -55,9 +55,9 @@ class BitChoice(Displayed):
     trials: tuple[Trial, ...] = ()
 
     @property
-    def bits(self) -> dict[str, int | None]:
-        """Bits by the names of the weights, as `pk.quantize` takes them for `weights`; None = floating point."""
-        return {one.name: one.bits[at] for one, at in zip(self.weights, self.chosen, strict=True)}
+    def bits(self) -> dict[str, int | Literal["float"]]:
+        """Bits by the names of the weights, as `pk.quantize` takes them, with "float" for floating point."""
+        return {one.name: one.bits[at] or "float" for one, at in zip(self.weights, self.chosen, strict=True)}
 
     @property
     def bytes(self) -> int:
@@ -74,8 +74,8 @@ class BitChoice(Displayed):
         """Returns one sentence: bits, bytes and error, and what bounded them."""
         counts = {bits: list(self.bits.values()).count(bits) for bits in dict.fromkeys(self.bits.values())}
         told = ", ".join(
-            f"{count} with {bits} bits" if bits else f"{count} in floating point"
-            for bits, count in sorted(counts.items(), key=lambda pair: pair[0] or _FLOAT_BITS)
+            f"{count} in floating point" if bits == "float" else f"{count} with {bits} bits"
+            for bits, count in sorted(counts.items(), key=lambda pair: _FLOAT_BITS if pair[0] == "float" else pair[0])
         )
         text = f"{len(self.weights)} weights: {told}; {self.bytes:,} bytes"
         if self.budget is not None:

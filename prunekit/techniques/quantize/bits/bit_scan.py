@@ -154,7 +154,7 @@ def weight_levels(
         levels: Numbers of bits; None = floating point.
         errors: Name of a weight -> {bits: squared relative change of the outputs}.
     """
-    found, activations = [], preparation.options.activations
+    found, activations = [], preparation.options.activation_width
     for weight in preparation.weights:
         target = preparation.selection.targets[id(weight.variable)]
         # What no call reads changes nothing.
@@ -226,7 +226,7 @@ def scanned_errors(preparation: Preparation, levels: Sequence[int], file: Any) -
         missing = [bits for bits in levels if bits not in found[target.name]]
         if missing:
             raise ValueError(
-                f"The scan measured {', '.join(map(str, found[target.name]))} bits. Received: `candidates` with "
-                f"{missing[0]}. Scan again with these `bits`, or choose other candidates."
+                f"The scan measured {', '.join(map(str, found[target.name]))} bits. Received: `bits` with "
+                f"{missing[0]}. Scan again with these `bits`, or choose among those."
             )
     return found

@@ -19,6 +19,7 @@ from prunekit.techniques.quantize.bits.bit_scan import (
     weight_levels,
 )
 from prunekit.techniques.quantize.grids.grids import FEW_BITS
+from prunekit.techniques.quantize.options import Bits
 from prunekit.techniques.quantize.preparation import Preparation
 
 
@@ -36,7 +37,7 @@ def budget_problem(preparation: Preparation, levels: Sequence[int | None], budge
     if budget >= least:
         return None
     # A file stores fewer than 4 bits as 4.
-    remedy = ", or allow 4 bits with `candidates`" if min(bits or 32 for bits in levels) > FEW_BITS else ""
+    remedy = ", or allow 4 among `bits`" if min(bits or 32 for bits in levels) > FEW_BITS else ""
     return (
         f"With the fewest bits the weights of {preparation.model.name!r} have {least:,} bytes, {others:,} of them in "
         f"floating point. Received: budget={budget}. Allow more bytes, shrink the model first{remedy}."
@@ -112,12 +113,13 @@ class BitSearch:
 
     def _missed(self, metric: float, floor: float) -> ValueError:
         """Returns the error for a floor that is not reached with all weights in floating point."""
-        bits = self._options.activations
+        bits = self._options.activation_width
         integers = "" if bits is None else f" and activations of {bits} bits"
-        finer = {None: "", 8: ", or pass activations=16 or activations=None", 16: ", or pass activations=None"}
+        others = {None: "", 8: '=16 or activation_bits="float"', 16: '="float"'}[bits]
+        finer = f", or pass activation_bits{others}" if others else ""
         return ValueError(
             f"With all weights in floating point{integers} the metric of {self._model.name!r} is {metric:.6g}. "
-            f"Received: floor={floor}. Lower the floor (in a recipe: allow a larger drop){finer[bits]}."
+            f"Received: floor={floor}. Lower the floor (in a recipe: allow a larger drop){finer}."
         )
 
     def _choice(self, chosen: Sequence[int], **known: Any) -> BitChoice:
@@ -130,12 +132,12 @@ class BitSearch:
     def _error(self, chosen: Sequence[int]) -> float:
         return sum(one.errors[at] for one, at in zip(self._weights, chosen, strict=True))
 
-    def _metric(self, bits: dict[str, int | None], evaluate: Callable[[Any], float]) -> float:
+    def _metric(self, bits: Bits, evaluate: Callable[[Any], float]) -> float:
         """Returns the metric of the model on integers; its weights are its own again afterwards."""
         model = self._model
         before = [(variable, array_of(variable).copy()) for variable in model.variables]
         try:
-            found = quantized(model, replace(self._options, weights=bits), self._data)
+            found = quantized(model, replace(self._options, bits=bits), self._data)
             with found.simulating():
                 return _evaluated(evaluate, model)
         finally:

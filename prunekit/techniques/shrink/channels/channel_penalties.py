@@ -200,7 +200,7 @@ class GrowingRegularization(ChannelPenalty):
         increase: Increase of the penalty, above 0.
         frequency: Updates between two increases, at least 1.
         ceiling: Largest penalty, above 0.
-        allocation: "uniform": each group loses the same share; "alike" or "global", as for `pk.shrink`.
+        allocation: "uniform": each group loses the same share; "per_kind" or "global", as for `pk.shrink`.
         include, exclude: As for `ChannelPenalty`.
 
     Attributes:

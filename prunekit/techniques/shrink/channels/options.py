@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from prunekit.anatomy.channels.channel_normalization import APPROXIMATIONS
 from prunekit.anatomy.channels.channel_order import ALLOCATIONS
@@ -13,25 +13,27 @@ from prunekit.core.statistics.channel_importance import GroupImportance
 from prunekit.sparsity.arguments import positive, whole
 from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.scores import Criterion, get_criterion
-from prunekit.sparsity.shorthands import sources_of
+from prunekit.sparsity.shorthands import CriterionName, sources_of
 
 REPAIRS = ("none", "outputs", "weights")
 CALCULATED = ("channels", "parameters", "macs")
 MEASURES = (*CALCULATED, "bytes", "latency")
+# In place of a share of the channels: those are removed whose kernels are zero.
+NONZERO = "nonzero"
 
 
 class Options(TypedDict, total=False):
     """Types of the keyword options of `shrink`; see `ShrinkOptions`."""
 
-    criterion: str | Criterion | Callable[..., Any]
-    reduction: str
+    criterion: CriterionName | Criterion | Callable[..., Any]
+    reduction: Literal["mean", "sum", "max"]
     normalize: bool
-    allocation: str
+    allocation: Literal["auto", "uniform", "per_kind", "global"]
     minimum: int
     multiple: int
     include: Sequence[str] | str
     exclude: Sequence[str] | str
-    repair: str | None
+    repair: Literal["none", "outputs", "weights"] | None
     tolerance: float | None
     approximate: Sequence[str] | str
 
@@ -81,10 +83,10 @@ class ShrinkOptions:
         reduction: How the axes that a channel occurs in are reduced to one importance: "mean", "sum" or "max".
         normalize: True divides the importances of each axis by their mean over the group before the reduction, so that
             each weight counts alike, and large weights do not decide alone.
-        allocation: "uniform": each group loses the same share; "alike": groups of the same kind compete; "global": all
-            groups compete. "auto": "uniform" or "global". For criteria and allocations that are "auto", each is tried
-            with the repair, and those are taken whose outputs are nearest to the model's; where nothing is repaired,
-            for sizes that are measured, and for models of more than 5 million parameters: "l2" and "uniform".
+        allocation: "uniform": each group loses the same share; "per_kind": groups of the same kind compete; "global":
+            all groups compete. "auto": "uniform" or "global". For criteria and allocations that are "auto", each is
+            tried with the repair, and those are taken whose outputs are nearest to the model's; where nothing is
+            repaired, for sizes that are measured, and for models of more than 5 million parameters: "l2" and "uniform".
         minimum: Smallest number of channels that a group keeps, in each part of a grouped convolution.
         multiple: Rounds the kept channels of each group up to a multiple, such as 8. A group of fewer channels stays
             whole.

@@ -152,7 +152,7 @@ class Ranking:
             left = [block for block in self._blocks if self._is_possible(block)]
             if not left:
                 raise ValueError(
-                    f"The model has fewer blocks that can be removed. Received: number={number}; "
+                    f"The model has fewer blocks that can be removed. Received: blocks={number}; "
                     f"{len(self.removed)} can be removed: {', '.join(one.name for one in self.removed)}."
                 )
             changes = []

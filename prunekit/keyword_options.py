@@ -1,0 +1,33 @@
+"""Keyword options that several calls share: their names and defaults in each signature."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TypeVar
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def keyword_options(options: type, types: type) -> Callable[[_Function], _Function]:
+    """Decorator that shows the single options in place of `**options`, to `help`, notebooks and `inspect.signature`.
+
+    Type checkers read `Unpack[types]`.
+
+    Args:
+        options: The dataclass of the options, which has the defaults.
+        types: The TypedDict of the call's own options.
+    """
+    defaults = {field.name: field.default for field in fields(options)}
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        keywords = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name])
+            for name in types.__annotations__
+            if name not in signature.parameters
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
+        return function
+
+    return decorate

@@ -1,0 +1,35 @@
+"""Reports: what the operations return."""
+
+from prunekit.anatomy.cost.cost import Cost
+from prunekit.anatomy.cost.inspection import Report
+from prunekit.delivery.integers.integer_report import IntegerExport
+from prunekit.delivery.plots.signal_plot import signal_picture
+from prunekit.delivery.reports.sensitivity import SensitivityReport
+from prunekit.delivery.reports.sweeps import SweepReport
+from prunekit.operations.quantize import QuantizationResult
+from prunekit.recipe.run.runner import Result
+from prunekit.techniques.pruning.after_training.rounds import RoundsReport
+from prunekit.techniques.quantize.bits.bit_choice import BitChoice
+from prunekit.techniques.quantize.quantization_report import QuantizationReport
+from prunekit.techniques.shrink.channels.groups_report import GroupsReport
+from prunekit.techniques.shrink.channels.shrink_report import ShrinkReport
+from prunekit.techniques.shrink.graph.simplify_report import SimplifyReport
+from prunekit.techniques.shrink.layers.block_report import BlocksReport
+
+__all__ = [
+    "BitChoice",
+    "BlocksReport",
+    "Cost",
+    "GroupsReport",
+    "IntegerExport",
+    "QuantizationReport",
+    "QuantizationResult",
+    "Report",
+    "Result",
+    "RoundsReport",
+    "SensitivityReport",
+    "ShrinkReport",
+    "SimplifyReport",
+    "SweepReport",
+    "signal_picture",
+]
