@@ -23,9 +23,9 @@ def keyword_options(options: type, types: type) -> Callable[[_Function], _Functi
         signature = inspect.signature(function)
         own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         keywords = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name])
-            for name in types.__annotations__
-            if name not in signature.parameters
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+            for name, default in defaults.items()
+            if name in types.__annotations__ and name not in signature.parameters
         ]
         function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
         return function

@@ -41,7 +41,7 @@ def trained(model):
 
 def exported(folder, name):
     # An exception while Keras saves is no error of an export: the file is refused.
-    assert [row.status for row in pk.export(network(), folder, [name], X)] == ["ok"]
+    assert [row.status for row in pk.export(network(), folder, X, [name])] == ["ok"]
 
 
 def run_of_a_recipe(folder):

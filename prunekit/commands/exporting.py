@@ -48,8 +48,8 @@ def export(model: str, output: str, formats: tuple[str, ...], force: bool, as_js
     _check_options(output, formats, options)
     check_model(model)
     load_keras_quietly()
-    from prunekit.operations.export import checked_formats
-    from prunekit.recipe.start.named_export import Examples, export_named, format_of_file
+    from prunekit.operations.export import checked_formats, format_of_file
+    from prunekit.recipe.start.named_export import Examples, export_named
 
     target = Path(output)
     is_file = target.suffix in _FILES

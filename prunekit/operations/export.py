@@ -11,7 +11,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ import keras
 import numpy as np
 
 from prunekit.core.data.calibration import check_inputs
+from prunekit.core.data.synthetic_inputs import comparison_inputs
+from prunekit.core.runtime.partial_files import partial_file
 from prunekit.delivery.litert.export_reference import Format, Measure, ReferenceModel
 from prunekit.delivery.litert.isolated_run import Comparison, ExportRejected, run_in_subprocess
 from prunekit.delivery.litert.keras_file import kept, saved_and_loaded, temporary
@@ -31,6 +36,8 @@ from prunekit.suggestions import did_you_mean
 __all__ = ["FORMATS", "ExportRow", "Format", "RuntimeAdvice", "export", "runtime_advice"]
 
 _CHUNK = 64
+# Endings of a path that names a file, and no folder.
+_ENDINGS = (".keras", ".tflite")
 
 
 FORMATS: dict[str, Format] = {
@@ -52,9 +59,9 @@ _BROKEN = {
 
 def export(  # noqa: PLR0913
     model: keras.Model,
-    directory: str | os.PathLike[str],
-    formats: Sequence[str],
-    samples: Any,
+    path: str | os.PathLike[str],
+    data: Any = None,
+    formats: Sequence[str] = (),
     *,
     labels: Any = None,
     measure: Measure | None = None,
@@ -62,35 +69,77 @@ def export(  # noqa: PLR0913
     batch_size: int | None = None,
     keep_going: bool = True,
 ) -> list[ExportRow]:
-    """Exports `model` in each format; returns one row per format, in the requested order.
+    """Exports `model` to a file, or in several formats to a folder; returns one row per format, in this order.
 
     Only files that run and agree with `model` remain on disk.
 
     Args:
         model: A built Keras model; it is not changed. The `.keras` file holds it without its optimizer.
-        directory: Folder for the files; created if missing.
-        formats: Names from `prunekit.operations.export.FORMATS`, such as "keras" or "litert".
-        samples: Real inputs, samples along axis 0: an array, or a list, tuple or dict of arrays in the model's input
-            structure. Every sample is run, so a few hundred are enough.
-        labels: Classes of the samples for the first output, as integers (samples,) or one-hot (samples, classes).
-        measure: Function of a file's outputs for the first samples, as a list of arrays, that returns metrics by name.
-        name: Stem of the file names.
+        path: A file, "NAME.keras" or "NAME.tflite"; or a folder, which is made if missing.
+        data: Inputs on which files and model are compared, examples along axis 0: an array, or a list, tuple or dict of
+            arrays in the model's input structure. Every example is run, so a few hundred are enough. None = random
+            numbers.
+        formats: Names from `prunekit.operations.export.FORMATS`, such as "keras" or "litert". A file has the format of
+            its ending, or the one that is given.
+        labels: Classes of the examples for the first output, as integers (examples,) or one-hot (examples, classes).
+        measure: Function of a file's outputs for the first examples, as a list of arrays, that returns metrics by name.
+        name: Stem of the names of files in a folder.
         batch_size: Fixes the batch size of the LiteRT files; None leaves it open. LiteRT.js runs fixed ones only.
         keep_going: True reports an `OSError` (for example, a full disk) as a "failed" row; False raises it.
 
     Raises:
-        ValueError: A format is unknown, the model is not built, or samples or labels do not fit the model.
+        ValueError: A format is unknown, the model is not built, data or labels do not fit the
+            model, or there are no data and no random inputs can be made.
     """
-    chosen = checked_formats(formats)
+    target = Path(path)
+    chosen = _formats_of(target, checked_formats(formats))
     if Path(name).name != name or not name:
         raise ValueError(f"`name` must be a plain file name. Received: {name!r}.")
     with contextlib.ExitStack() as scratch:
-        subject = ReferenceModel(model, samples, labels, batch_size, scratch, measure)
+        given = comparison_inputs(model) if data is None else data
+        subject = ReferenceModel(model, given, labels, batch_size, scratch, measure)
         check_inputs(model, keras.tree.pack_sequence_as(subject.structure, subject.inputs))
         with contextlib.suppress(ExportRejected):  # raise the caller's error before any work
             _ = subject.reference
-        rows = _export_each(subject, chosen, Path(directory), name, keep_going)
-    return [rows[key] for key in chosen]
+        if target.suffix not in _ENDINGS:
+            rows = _export_each(subject, chosen, target, name, keep_going)
+            return [rows[key] for key in chosen]
+        folder = scratch.enter_context(tempfile.TemporaryDirectory())
+        row = _export_each(subject, chosen, Path(folder), name, keep_going)[chosen[0]]
+        if row.file is None:
+            return [row]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with partial_file(target, f".unfinished-{target.name}") as partial:
+            shutil.copyfile(Path(folder, row.file), partial)
+        return [replace(row, file=target.name)]
+
+
+def _formats_of(target: Path, formats: list[str]) -> list[str]:
+    """Returns the formats that are written to a path."""
+    if target.suffix not in _ENDINGS:
+        if not formats:
+            raise ValueError(
+                'A folder needs formats, such as ["litert"]; a file ends with ".keras" or ".tflite". Received: '
+                f"{str(target)!r} without formats."
+            )
+        return formats
+    if not formats:
+        return [format_of_file(target)]
+    if len(formats) > 1 or not _suffix(formats[0]).endswith(target.suffix):
+        raise ValueError(
+            f"A file has one format, that of its ending. Received: {str(target)!r} and formats={formats}. Pass a "
+            "folder."
+        )
+    return formats
+
+
+def _suffix(name: str) -> str:
+    return FORMATS[name].suffix if name in FORMATS else ".tflite"
+
+
+def format_of_file(path: Path) -> str:
+    """Returns the format of a file by its ending, without options."""
+    return next(name for name, one in FORMATS.items() if one.suffix == path.suffix)
 
 
 def _export_each(

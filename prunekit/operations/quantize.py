@@ -15,6 +15,7 @@ import numpy as np
 
 from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.data.calibration import CheckedData, check_inputs
+from prunekit.core.data.synthetic_inputs import comparison_inputs
 from prunekit.core.layerwise.layerwise import MEMORY, Progress
 from prunekit.core.outputs.baseline import Baseline
 from prunekit.core.runtime.arguments import writable_file
@@ -76,7 +77,7 @@ class QuantizationResult(QuantizationReport):
         self,
         path: str | os.PathLike[str],
         *,
-        samples: Any = None,
+        data: Any = None,
         integer_io: Sequence[str] | str = (),
         sparse: bool = False,
     ) -> IntegerExport:
@@ -89,8 +90,8 @@ class QuantizationResult(QuantizationReport):
 
         Args:
             path: Name of the file, which ends with ".tflite" or ".keras". An existing file is replaced.
-            samples: Examples in the model's input structure that the file is compared on; None = some of the
-                calibration data.
+            data: Examples in the model's input structure that the file is compared on; None = some of the calibration
+                data, or random numbers without these.
             integer_io: "inputs", "outputs" or both: these are int8 or int16 in the LiteRT file, with scale and zero
                 point of their grids, instead of float32, as microcontrollers want them. "uint8": both are uint8, as
                 cameras deliver pixels; ("inputs", "uint8"): these alone are.
@@ -98,9 +99,9 @@ class QuantizationResult(QuantizationReport):
                 them when it loads the file; LiteRT for Microcontrollers cannot.
 
         Raises:
-            ValueError: The name has another ending; there are no samples; the weights were changed since; an input or
-                output that is to be integers is read or computed in floating point; a file without integer kernels is
-                to be encoded sparsely.
+            ValueError: The name has another ending; there are no data, and no random inputs can be made; the weights
+                were changed since; an input or output that is to be integers is read or computed in floating point; a
+                file without integer kernels is to be encoded sparsely.
             IntegerExportError: The model cannot be converted on this backend, Keras has none of its layers in int8, or
                 the file computes something else. No file is written then.
         """
@@ -117,15 +118,12 @@ class QuantizationResult(QuantizationReport):
         if is_litert:
             _check_texts(self.model)
         self.state.check_unchanged()
-        if samples is not None:
-            check_inputs(self.model, samples)
-        given = self._samples if samples is None else samples
+        if data is not None:
+            check_inputs(self.model, data)
+        given = self._samples if data is None else data
         if given is None:
-            raise ValueError(
-                "A file is compared with the simulation before it is kept. Received: no samples, and a quantization "
-                "without calibration data. Pass some inputs as `samples`."
-            )
-        known = self._known if samples is None else KnownOutputs()
+            given = comparison_inputs(self.model)
+        known = self._known if data is None else KnownOutputs()
         if known.simulation is not None and weights_digest(self.model) != self._digest:
             known = replace(known, simulation=None)
         kinds = _integer_io(integer_io, self.state, is_litert)

@@ -25,18 +25,6 @@ PAGES = {
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
 }
-# The page of the names of `prunekit` begins with what one calls; classes that are returned or raised come last.
-FUNCTIONS, RESULTS, VERSION = "Functions", "Results and errors", "Version"
-RETURNED = re.compile(r"(Report|LeakError|RecipeError|ExportError|Failed|Result|Choice|Export|Cost|Quantized)$")
-# Folder of the defining module -> title of the other classes; the order of the page.
-FOLDERS = {
-    "techniques": "Callbacks and methods",
-    "operations": "Callbacks and methods",
-    "delivery": "Callbacks and methods",
-    "sparsity": "Schedules, criteria, patterns, allocation",
-    "anatomy": "Layers",
-    "recipe": "Recipes and sweeps",
-}
 # Their `__all__` is made when they are imported, which imports nothing else.
 LAZY = ("gradients", "loops", "interop.tfmot")
 EXTENSION_POINTS = [
@@ -58,7 +46,7 @@ def public_names() -> dict[str, list[str]]:
     modules = [name for name in prunekit.__all__ if package[name].is_module]
     found = {"prunekit": [name for name in prunekit.__all__ if name not in modules]}
     for name in [*modules, "interop.tfmot"]:
-        module = importlib.import_module(f"prunekit.{name}") if name in LAZY else None
+        module = importlib.import_module(package[name].canonical_path) if name in LAZY else None
         found[f"prunekit.{name}"] = [str(one) for one in (module.__all__ if module else package[name].exports)]
     return found
 
@@ -73,7 +61,13 @@ def reference_pages() -> dict[str, str]:
     }
     for module, names in public_names().items():
         paths = [f"{module}.{name}" for name in names]
-        sections = by_folder(paths) if module == "prunekit" else {"Names": paths}
+        sections = {"Names": paths}
+        if module == "prunekit":
+            is_class = [name[0].isupper() for name in names]
+            sections = {
+                "Functions": [path for path, given in zip(paths, is_class, strict=True) if not given],
+                "Classes": [path for path, given in zip(paths, is_class, strict=True) if given],
+            }
         # The docstring of the module, without its members.
         text = f"::: {module}\n    options: {{show_root_heading: false, members: false}}"
         pages[f"reference/{module.rpartition('.')[2]}.md"] = page(f"`{module}`", text, sections)
@@ -86,22 +80,6 @@ def page(title: str, text: str, sections: dict[str, list[str]]) -> str:
     for heading, names in sections.items():
         parts += [f"## {heading}", *(f"::: {name}" for name in names)]
     return "\n\n".join(parts) + "\n"
-
-
-def by_folder(paths: list[str]) -> dict[str, list[str]]:
-    """Section -> names of `prunekit`: functions, other classes by the folder of the defining module, results."""
-    sections: dict[str, list[str]] = {title: [] for title in [FUNCTIONS, *FOLDERS.values(), RESULTS, VERSION]}
-    for path in paths:
-        name = path.removeprefix("prunekit.")
-        home = prunekit._HOME.get(name)
-        if home is None:
-            title = VERSION
-        elif name[0].islower():
-            title = FUNCTIONS
-        else:
-            title = RESULTS if RETURNED.search(name) else FOLDERS[home.split(".")[1]]
-        sections[title].append(path)
-    return sections
 
 
 def command_line() -> str:

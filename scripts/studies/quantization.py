@@ -134,7 +134,7 @@ class Study:
             path.write_bytes(plain_file(model, self.images[:1]))
             return
         found = pk.quantize(model, self.images, **chosen.options) if callback is None else callback.report
-        found.export(path, samples=self.images[:64])
+        found.export(path, data=self.images[:64])
 
     def _train(self, model: Any, way: Way, callback: Any) -> None:
         steps = way.epochs * -(-len(self.train[1]) // fashion.BATCH)

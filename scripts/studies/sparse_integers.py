@@ -88,7 +88,7 @@ class SparseIntegers(Study):
                 model, integers = self.trained(bits)
                 zeros = [np.mean(np.asarray(layer.kernel) == 0) for layer in fashion.kernel_layers(model)]
                 print(f"{self.name}, {title}: zeros of each kernel {np.round(zeros, 3)}", flush=True)
-                integers.export(path, samples=self.images[:64])
+                integers.export(path, data=self.images[:64])
                 found[title] = self.figures(path)
         return found
 

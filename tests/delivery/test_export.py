@@ -82,7 +82,7 @@ def test_every_file_on_disk_runs_and_agrees(digits, trained, tmp_path, sparsity,
     if BACKEND != "tensorflow":
         refused = FORMATS.keys() - {"keras"}
 
-    rows = {row.format: row for row in export(model, tmp_path, list(FORMATS), images, labels=classes)}
+    rows = {row.format: row for row in export(model, tmp_path, images, list(FORMATS), labels=classes)}
 
     shipped = {name: row for name, row in rows.items() if row.status == "ok"}
     assert set(rows) - set(shipped) == refused
@@ -106,7 +106,7 @@ def test_the_keras_file_keeps_every_zero_and_nothing_of_the_optimizer(digits, tm
     optimizer, iterations = model.optimizer, int(model.optimizer.iterations)
     prune(model, 0.7)
 
-    (row,) = export(model, tmp_path, ["keras"], digits[0][:8])
+    (row,) = export(model, tmp_path, digits[0][:8], ["keras"])
 
     loaded = keras.models.load_model(tmp_path / "model.keras")
     for ours, theirs in zip(model.get_weights(), loaded.get_weights(), strict=True):
@@ -160,27 +160,27 @@ def test_models_of_every_make_are_converted(build, shapes, tmp_path):
     model = build()
     model(keras.tree.map_structure(lambda a: a.astype("float32"), samples))
     formats = ["litert", "litert-sparse", "litert-float16"] if BACKEND == "tensorflow" else ["keras"]
-    assert [row.status for row in export(model, tmp_path, formats, samples)] == ["ok"] * len(formats)
+    assert [row.status for row in export(model, tmp_path, samples, formats)] == ["ok"] * len(formats)
 
 
 @tensorflow_only
 def test_recurrent_layers_are_exported_with_a_fixed_batch(tmp_path):
     model = keras.Sequential([keras.Input((5, 3)), layers.LSTM(4), layers.Dense(2)])
-    (row,) = export(model, tmp_path, ["litert"], np.random.default_rng(0).normal(size=(6, 5, 3)))
+    (row,) = export(model, tmp_path, np.random.default_rng(0).normal(size=(6, 5, 3)), ["litert"])
     assert (row.status, row.note) == ("ok", "takes batches of 1")
 
 
 @tensorflow_only
 def test_a_batch_size_can_be_fixed(perceptron, samples, tmp_path):
-    (row,) = export(perceptron, tmp_path, ["litert"], samples[0], batch_size=4)
+    (row,) = export(perceptron, tmp_path, samples[0], ["litert"], batch_size=4)
     assert (row.status, row.note) == ("ok", "takes batches of 4")
-    (row,) = export(perceptron, tmp_path, ["litert"], samples[0][:3], batch_size=4)
+    (row,) = export(perceptron, tmp_path, samples[0][:3], ["litert"], batch_size=4)
     assert row.status == "failed" and "the check has only 3 samples" in row.note
 
 
 @pytest.mark.thorough
 def test_nothing_is_printed(perceptron, samples, tmp_path, capfd):
-    export(perceptron, tmp_path, ["keras", "litert", "litert-sparse", "litert-dynamic-int8"], samples[0])
+    export(perceptron, tmp_path, samples[0], ["keras", "litert", "litert-sparse", "litert-dynamic-int8"])
     assert capfd.readouterr() == ("", "")
 
 
@@ -197,7 +197,7 @@ def test_the_check_of_a_file_imports_no_tensorflow_and_nothing_of_prunekit():
 def test_a_graph_with_wrong_outputs_on_arm64_is_refused_on_arm64_only(tmp_path):
     model = mobile_network(layers.MaxPooling2D())
     samples = np.random.default_rng(0).normal(size=(5, 16, 16, 3))
-    rows = export(model, tmp_path, ["litert", "litert-sparse", "litert-float16-sparse", "litert-float16"], samples)
+    rows = export(model, tmp_path, samples, ["litert", "litert-sparse", "litert-float16-sparse", "litert-float16"])
     assert [row.status for row in rows] == ["ok", "refused", "refused", "ok"]
     assert "wrong numbers on ARM64 and in WebAssembly" in rows[1].note and "MAX_POOL_2D" in rows[1].note
     assert "Export the format without '-sparse'" in rows[1].note
@@ -265,30 +265,30 @@ def test_float16_blocks_are_refused_and_would_not_pass_the_check_either(tmp_path
     model = keras.Sequential([keras.Input((64,)), layers.Dense(64, activation="relu"), layers.Dense(10)])
     samples = np.random.default_rng(0).normal(size=(6, 64))
     prune(model, 0.9, block=4)
-    (row,) = export(model, tmp_path, ["litert-float16-sparse"], samples)
+    (row,) = export(model, tmp_path, samples, ["litert-float16-sparse"])
     assert row.status == "refused" and "float16 blocks of 1x4" in row.note
     monkeypatch.setattr(export_module, "read_verdict", lambda content: Verdict(1, 1, False, None, None))
-    (row,) = export(model, tmp_path, ["litert-float16-sparse"], samples)
+    (row,) = export(model, tmp_path, samples, ["litert-float16-sparse"])
     assert row.status == "failed"
     assert left_in(tmp_path) == []
 
 
 @tensorflow_only
 def test_sparse_int8_is_refused_with_the_reason(perceptron, samples, tmp_path):
-    rows = export(perceptron, tmp_path, ["litert-dynamic-int8-sparse", "litert-dynamic-int8"], samples[0])
+    rows = export(perceptron, tmp_path, samples[0], ["litert-dynamic-int8-sparse", "litert-dynamic-int8"])
     assert [row.status for row in rows] == ["refused", "ok"]
     assert "fails to load" in rows[0].note
 
 
 def test_one_hot_labels_count_as_classes(perceptron, samples, tmp_path):
     images, classes = samples
-    (row,) = export(perceptron, tmp_path, ["keras"], images, labels=np.eye(4)[classes])
+    (row,) = export(perceptron, tmp_path, images, ["keras"], labels=np.eye(4)[classes])
     assert row.accuracy == float((perceptron.predict(images, verbose=0).argmax(-1) == classes).mean())
 
 
 def test_an_unknown_format_of_integers_is_answered_with_the_way_to_integers(tmp_path):
     with pytest.raises(ValueError, match=r"pk\.quantize\(model, data\)\.export\(PATH\)") as caught:
-        export(None, tmp_path, ["litert-int8"], None)
+        export(None, tmp_path, None, ["litert-int8"])
     assert "Did you mean" not in str(caught.value)
     with pytest.raises(ValueError, match="Did you mean 'litert'"):
-        export(None, tmp_path, ["litret"], None)
+        export(None, tmp_path, None, ["litret"])

@@ -27,7 +27,7 @@ pytestmark = [
 def test_a_layer_that_lite_rt_lacks_is_reported_and_the_rest_ships(tmp_path):
     inputs = keras.Input((3, 3))
     model = keras.Model(inputs, layers.Dense(2)(Determinant()(inputs)))
-    rows = export(model, tmp_path, ["litert", "keras", "litert-sparse"], np.eye(3)[None].repeat(4, 0))
+    rows = export(model, tmp_path, np.eye(3)[None].repeat(4, 0), ["litert", "keras", "litert-sparse"])
     assert [row.status for row in rows] == ["failed", "ok", "failed"]
     assert "the conversion failed" in rows[0].note and "MatrixDeterminant" in rows[0].note
     assert left_in(tmp_path) == ["model.keras"]
@@ -56,7 +56,7 @@ def test_a_file_that_crashes_or_hangs_is_reported_and_removed(
     worker.write_text(script)
     monkeypatch.setattr(probe, "__file__", str(worker))
     monkeypatch.setattr(isolated_run, "_SECONDS", 1 if "sleep" in script else 60)
-    (row,) = export(perceptron, folder, ["litert"], samples[0])
+    (row,) = export(perceptron, folder, samples[0], ["litert"])
     assert row.status == "failed"
     assert re.search(reason, row.note)
     assert left_in(folder) == []
@@ -66,7 +66,7 @@ def test_a_file_that_crashes_or_hangs_is_reported_and_removed(
 def test_a_file_with_other_numbers_is_not_shipped_and_does_not_replace_the_last_good_one(
     perceptron, samples, tmp_path, monkeypatch
 ):
-    export(perceptron, tmp_path, ["litert-float16"], samples[0])
+    export(perceptron, tmp_path, samples[0], ["litert-float16"])
     good = (tmp_path / "model-float16.tflite").read_bytes()
     weights = perceptron.get_weights()
     perceptron.set_weights([-weight for weight in weights])
@@ -76,7 +76,7 @@ def test_a_file_with_other_numbers_is_not_shipped_and_does_not_replace_the_last_
     shutil.rmtree(tmp_path / "traced")
     perceptron.set_weights(weights)
     monkeypatch.setattr(export_module, "convert", lambda *args, **options: wrong)
-    (row,) = export(perceptron, tmp_path, ["litert-float16"], samples[0])
+    (row,) = export(perceptron, tmp_path, samples[0], ["litert-float16"])
     assert row.status == "failed" and row.file is None and row.max_error > 0.1
     assert "disagrees with the Keras model on the first 4 samples" in row.note
     assert "is from an earlier export" in row.note
@@ -85,19 +85,19 @@ def test_a_file_with_other_numbers_is_not_shipped_and_does_not_replace_the_last_
 
 def test_a_model_that_answers_all_samples_alike_is_shipped_with_a_warning(perceptron, samples, tmp_path):
     perceptron.get_layer("logits").kernel.assign(np.zeros((16, 4)))
-    rows = export(perceptron, tmp_path, KINDS, samples[0])
+    rows = export(perceptron, tmp_path, samples[0], KINDS)
     assert all(row.status == "ok" and "proves little" in row.note for row in rows)
 
 
 def test_a_model_that_gives_nan_is_not_shipped(perceptron, samples, tmp_path):
     perceptron.get_layer("logits").bias.assign([np.nan, 0, 0, 0])
-    rows = export(perceptron, tmp_path, KINDS, samples[0])
+    rows = export(perceptron, tmp_path, samples[0], KINDS)
     assert all(row.status == "failed" and "itself gives NaN" in row.note for row in rows)
 
 
 def test_a_keras_file_that_needs_unsafe_loading_is_not_shipped(tmp_path):
     model = keras.Sequential([keras.Input((3,)), layers.Lambda(lambda x: x * 2), layers.Dense(2)])
-    (row,) = export(model, tmp_path, ["keras"], np.ones((2, 3)))
+    (row,) = export(model, tmp_path, np.ones((2, 3)), ["keras"])
     assert row.status == "failed" and "does not load in safe mode" in row.note
     assert left_in(tmp_path) == []
 
@@ -110,10 +110,10 @@ class Forgetful(layers.Dense):
 
 
 def test_a_keras_file_that_comes_back_with_other_weights_is_not_shipped_and_the_last_good_one_stays(tmp_path):
-    export(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), tmp_path, ["keras"], np.ones((2, 3)))
+    export(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), tmp_path, np.ones((2, 3)), ["keras"])
     good = (tmp_path / "model.keras").read_bytes()
     model = keras.Sequential([keras.Input((3,)), Forgetful(2)])
-    (row,) = export(model, tmp_path, ["keras"], np.ones((2, 3)))
+    (row,) = export(model, tmp_path, np.ones((2, 3)), ["keras"])
     assert row.status == "failed" and "the weights in the file differ from the model's weights" in row.note
     assert left_in(tmp_path) == ["model.keras"] and (tmp_path / "model.keras").read_bytes() == good
 
@@ -121,14 +121,14 @@ def test_a_keras_file_that_comes_back_with_other_weights_is_not_shipped_and_the_
 def test_a_keras_file_of_lora_layers_is_refused_with_their_names(tmp_path):
     model = keras.Sequential([keras.Input((3,)), layers.Dense(4, name="adapted"), layers.Dense(2)])
     model.layers[0].enable_lora(2)
-    (row,) = export(model, tmp_path, ["keras"], np.ones((2, 3)))
+    (row,) = export(model, tmp_path, np.ones((2, 3)), ["keras"])
     assert row.status == "failed" and "Keras saves LoRA weights as a part of the kernel" in row.note
     assert ": adapted. " in row.note and left_in(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_made_is_reported_for_every_format(perceptron, samples, tmp_path):
     (tmp_path / "file").write_text("")
-    rows = export(perceptron, tmp_path / "file" / "folder", KINDS, samples[0])
+    rows = export(perceptron, tmp_path / "file" / "folder", samples[0], KINDS)
     assert all(row.status == "failed" and "cannot write" in row.note for row in rows)
 
 
@@ -136,7 +136,7 @@ def test_a_folder_that_cannot_be_made_is_reported_for_every_format(perceptron, s
 def test_a_read_only_folder_is_reported(perceptron, samples, tmp_path):
     tmp_path.chmod(0o500)
     try:
-        rows = export(perceptron, tmp_path, KINDS, samples[0])
+        rows = export(perceptron, tmp_path, samples[0], KINDS)
     finally:
         tmp_path.chmod(0o700)
     assert all(row.status == "failed" and "Permission denied" in row.note for row in rows)
@@ -149,7 +149,7 @@ def test_a_keras_file_needs_no_folder_for_temporary_files_and_lite_rt_says_that_
         raise FileNotFoundError(2, "No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", nowhere)
-    rows = export(perceptron, tmp_path, KINDS, samples[0])
+    rows = export(perceptron, tmp_path, samples[0], KINDS)
     assert rows[0].status == "ok"
     assert all(row.status == "failed" and "No usable temporary directory" in row.note for row in rows[1:])
 
@@ -162,7 +162,7 @@ def test_a_folder_for_temporary_files_that_is_full_is_named_with_the_remedy(perc
         raise tf.errors.ResourceExhaustedError(None, None, "variables.data: No space left on device")
 
     monkeypatch.setattr(tf.saved_model, "save", full)
-    kept, row = export(perceptron, tmp_path, ["keras", "litert"], samples[0])
+    kept, row = export(perceptron, tmp_path, samples[0], ["keras", "litert"])
     assert kept.status == "ok" and row.status == "failed"
     assert re.search(
         r"cannot be written to /.*No space left on device\. Set TMPDIR to a folder with more free space", row.note
@@ -174,7 +174,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(perceptron, samples, tmp_pat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export_module.os, "replace", full)
-    rows = export(perceptron, tmp_path, KINDS, samples[0])
+    rows = export(perceptron, tmp_path, samples[0], KINDS)
     assert all(row.status == "failed" and "No space left on device" in row.note for row in rows)
     assert left_in(tmp_path) == []
 
@@ -183,7 +183,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(perceptron, samples, tmp_pat
 @pytest.mark.one_backend
 def test_an_unknown_format_is_refused_with_the_nearest(perceptron, samples, tmp_path, name, near):
     with pytest.raises(ValueError, match=f"Did you mean '{near}'"):
-        export(perceptron, tmp_path, ["keras", name], samples[0])
+        export(perceptron, tmp_path, samples[0], ["keras", name])
     assert left_in(tmp_path) == []
 
 

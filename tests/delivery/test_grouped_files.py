@@ -69,7 +69,7 @@ def stored_kernel(model, kind):
 def test_kernels_read_the_weights_of_the_quantized_model(tmp_path, name, bits):
     model, data, kind = network(name)
     found = pk.quantize(model, bits=bits, activation_bits="float", group_size=SIZE)
-    exported = found.export(tmp_path / "w.tflite", samples=data)
+    exported = found.export(tmp_path / "w.tflite", data=data)
     assert exported.left_float == () and exported.simulation.max_error < 1e-5
     content, expected = (tmp_path / "w.tflite").read_bytes(), stored_kernel(model, kind)
     (operator,) = [one for one in LiteRTGraph(content).operators if LiteRTGraph(content).kind(one) == kind]
@@ -90,7 +90,7 @@ def test_kernels_read_the_weights_of_the_quantized_model(tmp_path, name, bits):
 def test_the_bytes_of_the_report_are_those_of_codes_and_scales_in_the_file(tmp_path, name, bits):
     model, data, kind = network(name)
     found = pk.quantize(model, bits=bits, activation_bits="float", group_size=SIZE)
-    found.export(tmp_path / "w.tflite", samples=data)
+    found.export(tmp_path / "w.tflite", data=data)
     graph = LiteRTGraph((tmp_path / "w.tflite").read_bytes())
     (codes,) = [one.inputs[0] for one in graph.operators if graph.kind(one) == "DEQUANTIZE"]
     (scales,) = [one.inputs[1] for one in graph.operators if graph.kind(one) == "MUL"]
@@ -137,5 +137,5 @@ def test_a_trained_model_is_exported_with_its_groups(tmp_path):
     data = np.random.default_rng(0).normal(size=(64, 40)).astype("float32")
     training = pk.QuantizationCallback(bits=4, activation_bits="float", group_size=SIZE)
     model.fit(data, data[:, :3], epochs=1, verbose=0, callbacks=[training])
-    exported = training.report.export(tmp_path / "w.tflite", samples=data)
+    exported = training.report.export(tmp_path / "w.tflite", data=data)
     assert exported.simulation.max_error < 1e-5 and exported.left_float == ()

@@ -116,7 +116,7 @@ def test_a_file_has_int8_layers_for_weights_alone_and_loads_without_prunekit(tmp
     model, inputs = transformer(), tokens()
     done = pk.quantize(model, activation_bits="float")
     before = [values(one) for one in model.variables]
-    exported = done.export(tmp_path / "model.keras", samples=inputs)
+    exported = done.export(tmp_path / "model.keras", data=inputs)
     attention = [f"attention_{name}" for name in ("query", "key", "value", "attention_output")]
     names = {"table", *attention, "heads", "inner", "shared", "out"}
     found = int8_layers(tmp_path / "model.keras")
@@ -144,7 +144,7 @@ def test_codes_and_scales_are_those_of_the_quantization(bits, tmp_path):
         value[:, 1] = 0.0
         kernel.assign(value)
     done = pk.quantize(model, activation_bits="float", bits=bits)
-    exported = done.export(tmp_path / "m.keras", samples=inputs)
+    exported = done.export(tmp_path / "m.keras", data=inputs)
     found = int8_layers(tmp_path / "m.keras")
     attention = {f"attention_{layer.name}": layer for layer in model.get_layer("attention")._flatten_layers()}
     kept = {**attention, **{layer.name: layer for layer in model._flatten_layers()}}
@@ -175,7 +175,7 @@ def test_groups_of_at_most_4_bits_are_int4_layers_with_exactly_the_weights(bits,
     value[np.abs(value) < 0.05] = 0.0
     model.get_layer("heads").kernel.assign(value)
     done = pk.quantize(model, activation_bits="float", bits=bits, group_size=16)
-    exported = done.export(tmp_path / "model.keras", samples=inputs)
+    exported = done.export(tmp_path / "model.keras", data=inputs)
     attention = [f"attention_{name}" for name in ("query", "key", "value", "attention_output")]
     assert set(exported.int4_layers) == {"table", *attention, "heads", "out"}
     assert exported.int8_layers == ("whole",) and exported.left_float == ()
@@ -238,7 +238,7 @@ def test_ranges_of_tensors_are_left_out_and_the_report_says_so(activations, tmp_
 @pytest.mark.parametrize(("options", "weights"), [({}, 1), ({"tie_weights": False}, 2)])
 def test_a_reversible_embedding_is_int8_in_both_directions(options, weights, tmp_path):
     model, inputs = reversible(**options), tokens()
-    exported = pk.quantize(model, activation_bits="float").export(tmp_path / "model.keras", samples=inputs)
+    exported = pk.quantize(model, activation_bits="float").export(tmp_path / "model.keras", data=inputs)
     assert exported.int8_layers == ("table",)
     table = int8_layers(tmp_path / "model.keras")["table"]
     assert [one.dtype for one in table.weights].count("int8") == weights
@@ -281,7 +281,7 @@ def test_a_compiled_and_trained_model_stays_so_and_its_optimizer_is_not_in_the_f
     model.fit(inputs, inputs[:, :8], verbose=0)
     optimizer, state = model.optimizer, [values(one) for one in model.optimizer.variables]
     calls = [len(layer._inbound_nodes) for layer in model.layers]
-    pk.quantize(model, activation_bits="float").export(tmp_path / "m.keras", samples=inputs)
+    pk.quantize(model, activation_bits="float").export(tmp_path / "m.keras", data=inputs)
     assert model.compiled and model.optimizer is optimizer
     assert all(np.array_equal(one, values(other)) for one, other in zip(state, optimizer.variables, strict=True))
     assert [len(layer._inbound_nodes) for layer in model.layers] == calls
@@ -298,7 +298,7 @@ def test_a_compiled_and_trained_model_stays_so_and_its_optimizer_is_not_in_the_f
 def test_an_existing_file_is_replaced_and_a_folder_made(tmp_path):
     done, path = pk.quantize(dense(L.Dense(40, name="one")), activation_bits="float"), tmp_path / "new" / "m.keras"
     for _ in range(2):
-        exported = done.export(path, samples=numbers(4, 24))
+        exported = done.export(path, data=numbers(4, 24))
         assert exported.bytes == path.stat().st_size and exported.path == str(path)
     assert [one.name for one in path.parent.iterdir()] == ["m.keras"]
 
@@ -325,7 +325,7 @@ def test_the_report_tells_sizes_and_what_stays_in_floating_point(tmp_path):
 
 def test_a_large_file_has_a_quarter_of_the_bytes(tmp_path):
     model = dense(L.Dense(600, activation="relu"), L.Dense(400), inputs=600)
-    exported = pk.quantize(model, activation_bits="float").export(tmp_path / "m.keras", samples=numbers(4, 600))
+    exported = pk.quantize(model, activation_bits="float").export(tmp_path / "m.keras", data=numbers(4, 600))
     assert exported.bytes < 0.28 * exported.float_bytes == 0.28 * 4 * model.count_params()
     assert exported.notes == ()
 
@@ -333,7 +333,7 @@ def test_a_large_file_has_a_quarter_of_the_bytes(tmp_path):
 def test_a_file_that_is_larger_than_in_float32_says_so(tmp_path):
     model, inputs = dense(L.Dense(1, name="one")), numbers(4, 24)
     model.save(tmp_path / "float.keras")
-    exported = pk.quantize(model, activation_bits="float").export(tmp_path / "m.keras", samples=inputs)
+    exported = pk.quantize(model, activation_bits="float").export(tmp_path / "m.keras", data=inputs)
     assert exported.float_bytes == (tmp_path / "float.keras").stat().st_size < exported.bytes
     assert exported.notes[-1].startswith("The file is not smaller than the float32 file")
 
@@ -342,7 +342,7 @@ def test_a_file_that_is_larger_than_in_float32_says_so(tmp_path):
 def test_attention_with_a_mask_stays_whole_and_in_floating_point(tmp_path):
     model, inputs = transformer(mask_zero=True), tokens()
     inputs[:, 4:] = 0
-    exported = pk.quantize(model, activation_bits="float").export(tmp_path / "m.keras", samples=inputs)
+    exported = pk.quantize(model, activation_bits="float").export(tmp_path / "m.keras", data=inputs)
     loaded = keras.models.load_model(tmp_path / "m.keras")
     np.testing.assert_allclose(outputs(loaded, inputs), outputs(model, inputs), rtol=1e-4, atol=2e-6)
     assert exported.int8_layers == ("table", "heads", "inner", "shared", "out")
@@ -376,7 +376,7 @@ def _convolutions():
 def test_a_model_without_an_int8_layer_is_refused_with_the_other_file(build, shape, reason, tmp_path):
     done = pk.quantize(build(), activation_bits="float")
     with pytest.raises(IntegerExportError, match=f'{reason}.*Write a LiteRT file, export."NAME.tflite"'):
-        done.export(tmp_path / "m.keras", samples=numbers(4, *shape))
+        done.export(tmp_path / "m.keras", data=numbers(4, *shape))
     assert not list(tmp_path.iterdir())
 
 
@@ -385,7 +385,7 @@ def test_lora_is_refused_by_the_names_of_layers(tmp_path):
     model.layers[0].enable_lora(2)
     done = pk.quantize(model, activation_bits="float")
     with pytest.raises(IntegerExportError, match="Received: LoRA in the layers one. Assign the sums"):
-        done.export(tmp_path / "m.keras", samples=numbers(4, 24))
+        done.export(tmp_path / "m.keras", data=numbers(4, 24))
     assert not list(tmp_path.iterdir())
 
 
@@ -394,7 +394,7 @@ def test_a_file_that_does_not_load_is_not_kept(tmp_path):
     path = tmp_path / "m.keras"
     path.write_bytes(b"former")
     with pytest.raises(IntegerExportError, match="not written: the file does not load in safe mode"):
-        done.export(path, samples=numbers(4, 24))
+        done.export(path, data=numbers(4, 24))
     assert path.read_bytes() == b"former" and len(list(tmp_path.iterdir())) == 1
 
 
@@ -410,7 +410,7 @@ def test_a_file_that_computes_something_else_is_not_kept(tmp_path, monkeypatch):
 
     monkeypatch.setattr(keras_integers._GivenCodes, "__call__", wrong)
     with pytest.raises(IntegerExportError, match="are those of the model. Received: a largest difference of 0.0"):
-        done.export(tmp_path / "m.keras", samples=numbers(4, 24))
+        done.export(tmp_path / "m.keras", data=numbers(4, 24))
     assert not list(tmp_path.iterdir())
 
 
@@ -430,7 +430,7 @@ def test_a_layer_with_the_kernel_of_another_one_is_named_since_the_file_holds_a_
     first.build((None, 8))
     tied._kernel, tied.bias, tied.built = first.kernel, None, True
     made = pk.quantize(keras.Model(x, tied(first(x))), activation_bits="float").export(
-        tmp_path / "m.keras", samples=numbers(16, 8)
+        tmp_path / "m.keras", data=numbers(16, 8)
     )
     assert made.int8_layers == ("first",)
     assert made.left_float == ("tied: the file holds a copy of the weight that it shares with first",)
@@ -450,7 +450,7 @@ def test_layers_that_keras_has_quantized_are_refused_by_name(settings, tmp_path)
     for options in ({}, {"exclude": "one"}, {"activation_bits": "float"}):
         with pytest.raises(ValueError, match=rf"Keras has quantized already: one \({mode}\)\. Quantize the model as"):
             pk.quantize(model, inputs, **options)
-    kept, refused = pk.export(model, tmp_path, ["keras", "litert"], inputs)
+    kept, refused = pk.export(model, tmp_path, inputs, ["keras", "litert"])
     assert (kept.status, refused.status) == ("ok", "refused")
     if keras.backend.backend() == "tensorflow":
         assert refused.note.startswith(f"Keras has quantized its layers one ({mode}). The converter fails on int8")

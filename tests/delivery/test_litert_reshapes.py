@@ -74,7 +74,7 @@ def test_no_file_computes_the_shape_of_a_reshape(bits, tmp_path):
     randomize(model)
     inputs = np.random.default_rng(1).normal(size=(8, 6, 6, 3)).astype("float32")
     done = pk.quantize(model, inputs, activation_bits=bits)
-    done.export(tmp_path / "m.tflite", samples=inputs)
+    done.export(tmp_path / "m.tflite", data=inputs)
     graph = LiteRTGraph((tmp_path / "m.tflite").read_bytes())
     kinds = [graph.kind(one) for one in graph.operators]
     assert not {"SHAPE", "STRIDED_SLICE", "PACK"} & set(kinds) if bits else kinds.count("SHAPE") <= 1

@@ -64,7 +64,7 @@ def test_the_simulation_is_not_run_again_for_a_file_on_the_calibration_data(tmp_
     model = network()
     inputs = inputs_of(model)
     done = pk.quantize(model, inputs)
-    expected = done.export(tmp_path / "again.tflite", samples=inputs)
+    expected = done.export(tmp_path / "again.tflite", data=inputs)
     runs = []
     answers = ReferenceModel.answers
     monkeypatch.setattr(ReferenceModel, "answers", lambda self, model: runs.append(1) or answers(self, model))
@@ -128,7 +128,7 @@ def test_with_activations_in_floating_point_the_file_computes_what_the_quantized
     model = network()
     inputs = inputs_of(model, examples=16)
     done = pk.quantize(model, bits=bits, activation_bits="float")
-    export = done.export(tmp_path / "m.tflite", samples=inputs)
+    export = done.export(tmp_path / "m.tflite", data=inputs)
     expected = model.predict(inputs, verbose=0)
     assert np.abs(outputs_of(export.path, inputs) - expected).max() <= 1e-5 * np.abs(expected).max()
     assert (export.tensors, export.float_model, export.left_float) == ((), None, ())
@@ -254,7 +254,7 @@ def test_a_model_that_reads_texts_is_quantized_and_the_part_behind_the_lookup_is
 
 
 def test_the_keras_file_of_a_model_that_reads_texts_is_compared_on_texts(tmp_path):
-    (row,) = pk.export(reader_of_texts(), tmp_path, ["keras"], np.array(TEXTS)[:, None])
+    (row,) = pk.export(reader_of_texts(), tmp_path, np.array(TEXTS)[:, None], ["keras"])
     assert (row.status, row.max_error) == ("ok", 0.0)
 
 
@@ -286,5 +286,5 @@ def test_texts_in_tensors_and_datasets_are_read(tmp_path):
     for data in (tf.constant(TEXTS), tf.data.Dataset.from_tensor_slices(TEXTS).batch(2)):
         assert pk.quantize(reader_of_texts(), data).damage.error == pytest.approx(expected, rel=1e-4)
     for samples in (TEXTS, tf.constant(TEXTS), np.array(TEXTS, object)):
-        (row,) = pk.export(reader_of_texts(), tmp_path, ["keras"], samples)
+        (row,) = pk.export(reader_of_texts(), tmp_path, samples, ["keras"])
         assert row.status == "ok", row.note

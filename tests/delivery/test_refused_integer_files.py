@@ -207,7 +207,7 @@ def test_merged_tensors_are_noted_and_not_counted():
 
 def test_other_samples_are_compared_without_the_float_model(eight, tmp_path):
     done, _, inputs = eight
-    export = done.export(tmp_path / "m.tflite", samples=inputs[:3])
+    export = done.export(tmp_path / "m.tflite", data=inputs[:3])
     assert export.float_model is None and export.simulation.max_error < 0.02
 
 
@@ -314,7 +314,7 @@ def test_samples_that_do_not_fit_are_refused(samples, message, tmp_path):
     model = stack((16,), L.Dense(8))
     done = pk.quantize(model, inputs_of(model, examples=8))
     with pytest.raises(ValueError, match=message):
-        done.export(tmp_path / "m.tflite", samples=samples.astype("float32"))
+        done.export(tmp_path / "m.tflite", data=samples.astype("float32"))
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def in_python(folder, x, y):
     pk.prune(pruned, 0.5, pattern="2:4", allocation="uniform")
     found["prune"] = zeros(pruned)
     found["inspect"] = round(pk.inspect(fitted).sparsity, 4)
-    rows = pk.export(fitted, folder, ["keras", "litert"], x, name="small")
+    rows = pk.export(fitted, folder, x, ["keras", "litert"], name="small")
     found["export"] = [(row.format, row.status, row.note) for row in rows]
     found["loaded"] = zeros(keras.saving.load_model(f"{folder}/small.keras"))
     pk.quantize(pruned, x)

@@ -19,6 +19,8 @@ from prunekit.core.data.moving_statistics import Renormalization
 # more examples tell more; large inputs have many rows each.
 _EXAMPLES = ((1024, 1 << 20), (256, 1 << 23))
 _LEAST = 64
+# Examples on which files are compared.
+_COMPARED = 8
 # Examples on which a model is tried.
 _TRIED = 4
 # Length of an axis that the model leaves open.
@@ -75,6 +77,25 @@ def stand_in(model: Any, examples: int | None = None) -> StandIn:
     count = len(keras.tree.flatten(inputs)[0])
     # A list would be one of batches.
     return StandIn((inputs,), f"No data were given: the weights were fitted on {count:,} synthetic inputs. {_BETTER}")
+
+
+def comparison_inputs(model: Any, seed: int = 0) -> Any:
+    """Returns a few random inputs on which a model and its exported file are compared where no data were given.
+
+    Raises:
+        ValueError: The shape of the inputs is not fully known, or the model takes no random numbers.
+    """
+    for tensor in keras.tree.flatten(declared_inputs(model)):
+        # The length of an open axis would decide on measured latencies.
+        if tensor is not None and None in tensor.shape[1:]:
+            raise ValueError(
+                "Without data, files are compared on random numbers in the shape of the model's inputs, which is not "
+                f"fully known: {tuple(tensor.shape)}. Pass data."
+            )
+    try:
+        return synthetic_inputs(model, _COMPARED, seed)
+    except NoInputsError as error:
+        raise ValueError(f"Without data, files are compared on random numbers, and {error}. Pass data.") from error
 
 
 class NoInputsError(ValueError):

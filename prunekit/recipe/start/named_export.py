@@ -1,9 +1,7 @@
 """Exports the model in a file, compared on data that the command line names."""
 
-import shutil
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,8 @@ import numpy as np
 from prunekit.anatomy.files.model_files import load_model
 from prunekit.anatomy.graph.example_inputs import input_names
 from prunekit.core.data.calibration import batches_of
-from prunekit.core.runtime.partial_files import partial_file
 from prunekit.delivery.reports.rows import ExportRow
-from prunekit.operations.export import FORMATS, export
+from prunekit.operations.export import export
 from prunekit.recipe.datasets.data import training_examples
 from prunekit.recipe.start.starting_recipe import named_source
 from prunekit.recipe.state.export_samples import class_labels, export_samples, structured
@@ -72,20 +69,5 @@ def export_named(
         OSError: A file cannot be written.
     """
     model = load_model(path, compile=False)
-    samples, labels = examples.read(model)
-    options: dict[str, Any] = {"labels": labels, "batch_size": batch_size, "keep_going": False}
-    if target.suffix not in (".keras", ".tflite"):
-        return export(model, target, formats, samples, name=name, **options)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        (row,) = export(model, folder, formats, samples, **options)
-        if row.file is None:
-            return [row]
-        with partial_file(target, f".unfinished-{target.name}") as partial:
-            shutil.copyfile(Path(folder, row.file), partial)
-    return [replace(row, file=target.name)]
-
-
-def format_of_file(path: Path) -> str:
-    """Returns the format of a file by its ending, without options."""
-    return next(name for name, one in FORMATS.items() if one.suffix == path.suffix)
+    data, labels = examples.read(model)
+    return export(model, target, data, formats, name=name, labels=labels, batch_size=batch_size, keep_going=False)

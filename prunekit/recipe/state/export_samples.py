@@ -6,8 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.graph.example_inputs import declared_inputs
-from prunekit.core.data.synthetic_inputs import NoInputsError, synthetic_inputs
+from prunekit.core.data.synthetic_inputs import comparison_inputs
 from prunekit.operations.quantize import outputs_of
 from prunekit.recipe.datasets.data import Data
 from prunekit.recipe.datasets.parts import flat, mapped
@@ -17,8 +16,6 @@ from prunekit.recipe.text.loader import RecipeError
 
 # Test examples on which files are compared and measured: as many as fit into so many bytes, within these bounds.
 _FEWEST, _MOST, _BYTES = 500, 2000, 64_000_000
-# Synthetic inputs where there are no data.
-_SYNTHETIC = 8
 
 
 def sample_count(data: Data) -> int:
@@ -75,19 +72,10 @@ def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[An
         inputs, labels = data.test.first(sample_count(data))
         inputs = structured(model, inputs)
         return inputs, class_labels(labels)
-    for tensor in keras.tree.flatten(declared_inputs(model)):
-        # The length of an open axis would decide on measured latencies.
-        if tensor is not None and None in tensor.shape[1:]:
-            raise RecipeError(
-                f"without data, samples are generated in the shape of the model's inputs, which is not fully known: "
-                f"{tuple(tensor.shape)}. Name data (--data, or data of the recipe)."
-            )
     try:
-        return synthetic_inputs(model, _SYNTHETIC, seed), None
-    except NoInputsError as error:
-        raise RecipeError(
-            f"without data, samples are random numbers, and {error}. Name data (--data, or data of the recipe)."
-        ) from error
+        return comparison_inputs(model, seed), None
+    except ValueError as error:
+        raise RecipeError(f"{error} (--data, or data of the recipe)") from error
 
 
 def class_labels(labels: Any) -> np.ndarray | None:

@@ -38,8 +38,8 @@ class ExportStep(StepHandler[PreparedStep]):
             rows += export(
                 workspace.model,
                 workspace.exports,
-                [name],
                 samples,
+                [name],
                 labels=labels,
                 measure=measure,
                 name=settings.name,

@@ -98,7 +98,7 @@ def _export(model: Any, path: Path, name: str) -> None:
 
     from prunekit.operations.export import export
 
-    (row,) = export(model, path, [name], np.zeros((2, model.input_shape[-1]), "float32"))
+    (row,) = export(model, path, np.zeros((2, model.input_shape[-1]), "float32"), [name])
     assert row.status == "ok", row
 
 

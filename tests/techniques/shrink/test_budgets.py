@@ -157,7 +157,7 @@ tensorflow_only = pytest.mark.skipif(keras.backend.backend() != "tensorflow", re
 def test_bytes_are_those_of_the_exported_file(tmp_path, share):
     model, samples = cnn(), np.zeros((4, 12, 12, 3), "float32")
     smaller, report = pk.shrink(model, bytes=share)
-    whole, part = (pk.export(one, tmp_path, ["litert"], samples, name=one.name)[0].bytes for one in (model, smaller))
+    whole, part = (pk.export(one, tmp_path, samples, ["litert"], name=one.name)[0].bytes for one in (model, smaller))
     measured = report.measured
     assert (measured.before, measured.after) == (whole, part)
     assert abs(part / whole - share) <= 0.02 * share and measured.share == part / whole
