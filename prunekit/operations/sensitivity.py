@@ -16,6 +16,7 @@ from prunekit.anatomy.files.digests import architecture_digest, model_digest
 from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.anatomy.records.name_patterns import listed_patterns
 from prunekit.core.data.calibration import CheckedData
+from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.outputs.output_metrics import Batch
 from prunekit.core.runtime.partial_files import checked_folder, replace_file
 from prunekit.delivery.plots.plots import to_png
@@ -38,7 +39,6 @@ SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95)
 # Part of the text of a function, different in each process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Told after each weight: (done, total, name of the weight).
-Progress = Callable[[int, int, str], None]
 
 
 def sensitivity(  # noqa: PLR0913
