@@ -2,8 +2,8 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
-from typing import TypeVar
+from dataclasses import MISSING, fields
+from typing import TypeVar, get_type_hints
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -17,15 +17,21 @@ def keyword_options(options: type, types: type) -> Callable[[_Function], _Functi
         options: The dataclass of the options, which has the defaults.
         types: The TypedDict of the call's own options.
     """
-    defaults = {field.name: field.default for field in fields(options)}
+    found = {field.name: field for field in fields(options)}
+    hints = get_type_hints(types)
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
         own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         keywords = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-            for name, default in defaults.items()
-            if name in types.__annotations__ and name not in signature.parameters
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default if field.default_factory is MISSING else field.default_factory(),
+                annotation=hints[name],
+            )
+            for name, field in found.items()
+            if name in hints and name not in signature.parameters
         ]
         function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
         return function

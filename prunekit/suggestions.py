@@ -1,7 +1,8 @@
 """Suggests the known names that an unknown name may stand for: the "Did you mean" of every error message."""
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 # Similarity from which difflib's matches are suggested, between 0 (nothing in common) and 1 (equal).
 _CUTOFF = 0.5
@@ -21,15 +22,20 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, write: Calla
     return f" Did you mean {', '.join(map(write, found))}?" if found else ""
 
 
-def check_names(options: Iterable[str], known: Sequence[str]) -> None:
+def check_names(options: Iterable[str], known: Sequence[str], former: Mapping[str, str] = MappingProxyType({})) -> None:
     """Raises for an option that a call does not have.
+
+    Args:
+        options: Names that were given.
+        known: Valid names.
+        former: Former name -> present name.
 
     Raises:
         TypeError: A name is not known.
     """
     for name in options:
         if name not in known:
-            hint = did_you_mean(name, known)
+            hint = f" It is now {former[name]!r}." if name in former else did_you_mean(name, known)
             raise TypeError(f"Unknown option. Received: {name!r}. Valid are: {', '.join(known)}.{hint}")
 
 

@@ -5,12 +5,13 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from prunekit.commands.output import check_new, note_new_folder
 from prunekit.options import assignments
+from prunekit.sparsity.shorthands import Misfits
 
 Command = Callable[..., Any]
 
@@ -66,7 +67,7 @@ memory_option = click.option(
 def misfits_option(default: str, text: str) -> Command:
     """Returns the option --misfits with the help text `text`."""
     return click.option(
-        "--misfits", type=click.Choice(["error", "skip"]), default=default, help=f"{text}.  [default: {default}]"
+        "--misfits", type=click.Choice(get_args(Misfits)), default=default, help=f"{text}.  [default: {default}]"
     )
 
 

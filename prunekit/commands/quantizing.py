@@ -5,7 +5,7 @@ Keras and its backend are imported inside the command: --help starts fast.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -26,6 +26,7 @@ from prunekit.commands.files import (
 )
 from prunekit.commands.output import print_json, print_sections
 from prunekit.options import json_option
+from prunekit.sparsity.shorthands import Rounding
 from prunekit.terminal import load_keras_quietly
 
 _ACTIVATION_BITS = {"8": 8, "16": 16, "float": "float"}
@@ -59,7 +60,7 @@ _ACTIVATION_BITS = {"8": 8, "16": 16, "float": "float"}
 )
 @click.option(
     "--method",
-    type=click.Choice(["auto", "nearest", "gptq", "awq"]),
+    type=click.Choice(get_args(Rounding)),
     default="auto",
     help="How weights are rounded; auto: gptq for fewer than 8 bits or with --sparsity.  [default: auto]",
 )

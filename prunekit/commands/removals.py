@@ -5,7 +5,7 @@ Keras and its backend are imported inside the commands: --help starts fast.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -27,6 +27,7 @@ from prunekit.commands.files import (
 )
 from prunekit.commands.output import print_json, print_sections
 from prunekit.options import input_shape_option, json_option
+from prunekit.sparsity.shorthands import MEASURES, NONZERO, Repair
 from prunekit.terminal import console, load_keras_quietly
 
 _output_option = click.option("-o", "--output", metavar="NEW.keras", required=True, help="The file to write.")
@@ -40,7 +41,7 @@ def _options_of_a_removal(verb: str, matched: str) -> Callable[[Command], Comman
         examples_option,
         click.option(
             "--repair",
-            type=click.Choice(["weights", "outputs", "none"]),
+            type=click.Choice(get_args(Repair)),
             help="How kept weights make up for removed ones.  [default: weights]",
         ),
         pattern_options(verb, matched),
@@ -96,11 +97,6 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
     return 0
 
 
-_TARGETS = ("channels", "parameters", "macs", "bytes", "latency")
-# Removes the channels whose kernels are zero.
-_NONZERO = "nonzero"
-
-
 class _Channels(click.ParamType):
     """The share of the channels to keep, or "nonzero"."""
 
@@ -108,12 +104,12 @@ class _Channels(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
         """Returns the number, or the word."""
-        if value == _NONZERO or isinstance(value, float):
+        if value == NONZERO or isinstance(value, float):
             return value
         try:
             return float(value)
         except ValueError:
-            self.fail(f"expected a number such as 0.5, or {_NONZERO}. Received: {value!r}.", param, ctx)
+            self.fail(f"expected a number such as 0.5, or {NONZERO}. Received: {value!r}.", param, ctx)
 
 
 @click.command()
@@ -153,13 +149,13 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
     holds the smaller model without its optimizer. The kept weights are fitted to what each layer computed before, on
     --data or else on random signals. `prunekit inspect --groups` shows which channels can be removed."""
     others = other_options(options)
-    targets = {name: options.pop(name) for name in _TARGETS}
+    targets = {name: options.pop(name) for name in MEASURES}
     asked = {name: value for name, value in targets.items() if value is not None}
     if len(asked) != 1:
         received = " and ".join(f"--{name}" for name in asked) or "none"
-        listed = ", ".join(f"--{name}" for name in _TARGETS)
+        listed = ", ".join(f"--{name}" for name in MEASURES)
         raise click.UsageError(f"Pass exactly one of {listed}. Received: {received}.")
-    nonzero = asked.get("channels") == _NONZERO
+    nonzero = asked.get("channels") == NONZERO
     if nonzero:
         _check_nonzero(options)
     check_files(model, output, force)
@@ -239,7 +235,7 @@ def _check_nonzero(options: Mapping[str, Any]) -> None:
     given += ["--input-shape"] if options["inputs"] else []
     if given:
         raise click.UsageError(
-            f"--channels {_NONZERO} removes the channels whose kernels are zero. Received: {', '.join(given)}, which "
+            f"--channels {NONZERO} removes the channels whose kernels are zero. Received: {', '.join(given)}, which "
             "would have no effect."
         )
 

@@ -14,6 +14,7 @@ from prunekit.core.layerwise.layerwise import MEMORY, Progress
 from prunekit.core.outputs.baseline import Baseline
 from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.schedules import OneShot
+from prunekit.sparsity.shorthands import Repair
 from prunekit.techniques.pruning.after_training.one_shot import OneShotPruning
 from prunekit.techniques.pruning.masks.options import Options, PruningOptions, as_options
 from prunekit.techniques.pruning.training.pruning_notes import LATER_TRAINING
@@ -25,7 +26,7 @@ def prune(
     sparsity: float,
     data: Any = None,
     *,
-    repair: str | None = None,
+    repair: Repair | None = None,
     memory: float = MEMORY,
     progress: Progress | None = None,
     **options: Unpack[Options],

@@ -19,7 +19,7 @@ from prunekit.delivery.integers.integer_writing import KnownOutputs
 from prunekit.keyword_options import keyword_options
 from prunekit.operations.quantize import QuantizationResult, first_examples, outputs_of
 from prunekit.suggestions import check_names
-from prunekit.techniques.quantize.options import QuantizationOptions, TrainingOptions
+from prunekit.techniques.quantize.options import FORMER, QuantizationOptions, TrainingOptions
 from prunekit.techniques.quantize.training.training import QuantizationTraining
 
 # Entry of a state: batch normalizations are frozen.
@@ -32,7 +32,7 @@ def training_options(options: TrainingOptions) -> QuantizationOptions:
     Raises:
         TypeError, ValueError: An option is unknown or has a wrong value.
     """
-    check_names(options, tuple(TrainingOptions.__annotations__))
+    check_names(options, tuple(TrainingOptions.__annotations__), FORMER)
     return QuantizationOptions(method="nearest", **options)
 
 

@@ -29,7 +29,7 @@ from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.arguments import positive
 from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.after_training import quantized
-from prunekit.techniques.quantize.options import Options, QuantizationOptions
+from prunekit.techniques.quantize.options import FORMER, Options, QuantizationOptions
 from prunekit.techniques.quantize.placement.text_inputs import reads_texts, text_readers
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
 from prunekit.techniques.quantize.quantized_model import QuantizedModel
@@ -206,7 +206,7 @@ def quantize(
     Source: Jacob et al. 2018, arXiv:1712.05877 (integer arithmetic); Frantar et al. 2022, arXiv:2210.17323 (GPTQ);
         Lin et al. 2023, arXiv:2306.00978 (AWQ).
     """
-    check_names(options, [field.name for field in fields(QuantizationOptions)])
+    check_names(options, [field.name for field in fields(QuantizationOptions)], FORMER)
     chosen, memory = QuantizationOptions(**options), positive("memory", memory)
     chosen.with_data(data)
     check_built(model)

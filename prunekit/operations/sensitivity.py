@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -26,7 +26,7 @@ from prunekit.delivery.reports.sensitivity import ScannedWeight, SensitivityRepo
 from prunekit.sparsity.arguments import fraction, positive, whole
 from prunekit.sparsity.patterns import NM, Pattern
 from prunekit.sparsity.scores import Criterion
-from prunekit.sparsity.shorthands import CriterionName, PatternName
+from prunekit.sparsity.shorthands import CriterionName, Misfits, PatternName
 from prunekit.techniques.pruning.after_training.sensitivity_scan import SensitivityScan
 from prunekit.techniques.pruning.masks.options import PruningOptions
 from prunekit.techniques.quantize.bits.bit_scan import BitScan
@@ -51,7 +51,7 @@ def sensitivity(  # noqa: PLR0913
     pattern: PatternName | Pattern = "unstructured",
     include: Sequence[str] | str = (),
     exclude: Sequence[str] | str = (),
-    misfits: Literal["error", "skip"] = "error",
+    misfits: Misfits = "error",
     batch_size: int = 128,
     memory: float = 1e9,
     output: str | os.PathLike[str] | None = None,

@@ -13,9 +13,10 @@ from prunekit.core.outputs.baseline import Baseline
 from prunekit.delivery.litert.model_measures import measure_of
 from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.arguments import positive
+from prunekit.sparsity.shorthands import MEASURES, NONZERO
 from prunekit.suggestions import check_names
 from prunekit.techniques.shrink.channels.budget import SizeModel
-from prunekit.techniques.shrink.channels.options import MEASURES, NONZERO, Options, ShrinkOptions, Target
+from prunekit.techniques.shrink.channels.options import Options, ShrinkOptions, Target
 from prunekit.techniques.shrink.channels.shrink_report import ShrinkReport
 from prunekit.techniques.shrink.channels.shrinking import shrunk
 

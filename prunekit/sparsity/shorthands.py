@@ -1,4 +1,4 @@
-"""Registries of criteria, allocations, policies and statistics, and the names of patterns; imports no Keras, no NumPy.
+"""The words that options take, and registries of criteria, allocations, policies and statistics; imports no Keras.
 
 A package outside prunekit adds a row, such as `CRITERIA.add(CriterionRow("fisher", "my_package:Fisher",
 needs=("fisher",)))`; options and recipes then accept the name.
@@ -11,7 +11,19 @@ from typing import Any, Literal, NamedTuple
 
 from prunekit.registry import Registry, Row
 
-# For type checkers and editors; the registries below are what counts.
+# The words that options take, for Python's types, the settings of recipes and the choices of commands.
+Misfits = Literal["error", "skip"]
+Repair = Literal["none", "outputs", "weights"]
+Reduction = Literal["mean", "sum", "max"]
+ChannelAllocation = Literal["uniform", "per_kind", "global"]
+Rounding = Literal["auto", "nearest", "gptq", "awq"]
+ActivationBits = Literal[8, 16, "float"]
+# Sizes of a model that are calculated, and those that are measured on LiteRT files.
+CALCULATED, MEASURED = ("channels", "parameters", "macs"), ("bytes", "latency")
+MEASURES = (*CALCULATED, *MEASURED)
+# In place of a share of the channels: those are removed whose kernels are zero.
+NONZERO = "nonzero"
+# Names of extensions, for type checkers and editors; the registries below are what counts.
 CriterionName = Literal[
     "auto", "magnitude", "l1", "l2", "movement", "random", "wanda", "output_error", "sparsegpt", "snip", "grasp",
     "synflow", "taylor", "fisher", "optimal_brain_damage", "batch_normalization_scale", "geometric_median", "apoz",
@@ -194,7 +206,7 @@ POLICIES: Registry[PolicyRow] = Registry(
         PolicyRow(
             "channel_groups",
             "prunekit.techniques.pruning.policies.channel_groups:ChannelGroups",
-            options={"reduction": (Literal["mean", "sum", "max"], "mean"), "normalize": (bool, True)},
+            options={"reduction": (Reduction, "mean"), "normalize": (bool, True)},
         ),
         PolicyRow("structure_decay", "prunekit.techniques.pruning.policies.structure_decay:StructureDecay"),
     ],

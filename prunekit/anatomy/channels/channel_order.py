@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import numpy as np
 
 from prunekit.anatomy.channels.channels import Group
+from prunekit.sparsity.shorthands import ChannelAllocation
 
-ALLOCATIONS = ("uniform", "per_kind", "global")
+ALLOCATIONS = get_args(ChannelAllocation)
 
 
 class Order:

@@ -23,6 +23,7 @@ from prunekit.recipe.settings.fields import (
     shown,
 )
 from prunekit.recipe.settings.step_settings import checked_pattern
+from prunekit.sparsity.shorthands import ActivationBits, Misfits, Rounding
 
 # Ends of the names of the files, by the activations.
 _ENDINGS = {8: "", 16: "-activations16", "float": "-weights"}
@@ -126,9 +127,9 @@ class Quantize(Settings):
     bits: Annotated[Bits, BeforeValidator(_bits)] = None
     budget: Count | None = None
     drop: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    activation_bits: Annotated[Literal[8, 16, "float"], BeforeValidator(_activation_bits)] = 8
+    activation_bits: Annotated[ActivationBits, BeforeValidator(_activation_bits)] = 8
     group_size: Count | None = None
-    method: Literal["auto", "nearest", "gptq", "awq"] = "auto"
+    method: Rounding = "auto"
     weight_ranges: RangeRule | None = None
     activation_ranges: RangeRule = "mse"
     correct_biases: bool | None = None
@@ -141,7 +142,7 @@ class Quantize(Settings):
     memory: Memory = MEMORY
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
-    misfits: Literal["error", "skip"] = "skip"
+    misfits: Misfits = "skip"
     full_integer: bool = False
     name: Name = "model"
 

@@ -18,7 +18,7 @@ from prunekit.recipe.settings.fields import (
     registered,
 )
 from prunekit.recipe.settings.step_settings import Prune, WeightBounds, checked_pattern, parse_pattern
-from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, sources_of
+from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, Misfits, sources_of
 
 
 class Rounds(Settings):
@@ -42,7 +42,7 @@ class Rounds(Settings):
     keep_one: bool = True
     overrides: dict[WeightPattern, Sparsity] = {}
     bounds: dict[WeightPattern, WeightBounds] = {}
-    misfits: Literal["error", "skip"] = "error"
+    misfits: Misfits = "error"
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -21,18 +21,20 @@ from prunekit.recipe.settings.fields import (
     share,
     shown,
 )
-from prunekit.sparsity.shorthands import CRITERIA, sources_of
-
-# Sizes that are calculated, and those that are measured on LiteRT files.
-CALCULATED, MEASURED = ("channels", "parameters", "macs"), ("bytes", "latency")
-MEASURES = (*CALCULATED, *MEASURED)
-
+from prunekit.sparsity.shorthands import (
+    CALCULATED,
+    CRITERIA,
+    MEASURES,
+    NONZERO,
+    ChannelAllocation,
+    Reduction,
+    Repair,
+    sources_of,
+)
 
 _share = share("the share that is left, in (0, 1]", closed=True)
 Share = Annotated[float, BeforeValidator(_share)]
 
-# The channels that are left are those with a kernel that is not zero.
-NONZERO = "nonzero"
 # What says which of the other channels go, and how.
 _SELECTING = ("criterion", "reduction", "normalize", "allocation", "examples", "repair", "memory", "rounds")
 
@@ -68,16 +70,16 @@ class Shrink(Settings):
     bytes: Share | None = None
     latency: Share | None = None
     criterion: Annotated[str | Configured, registered(CRITERIA)] = "auto"
-    reduction: Literal["mean", "sum", "max"] = "mean"
+    reduction: Reduction = "mean"
     normalize: bool = True
-    allocation: Literal["auto", "uniform", "per_kind", "global"] = "auto"
+    allocation: Literal["auto"] | ChannelAllocation = "auto"
     minimum: Count = 1
     multiple: Count = 1
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
     approximate: Annotated[tuple[Literal["layer_normalization"], ...], Listed] = ()
     examples: Count | None = None
-    repair: Literal["none", "outputs", "weights"] | None = None
+    repair: Repair | None = None
     memory: Memory = MEMORY
     rounds: Annotated[int, Field(ge=1, le=1000)] = 1
     epochs_per_round: Annotated[int, Field(ge=0, le=1_000_000)] = 0

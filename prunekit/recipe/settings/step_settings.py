@@ -31,7 +31,16 @@ from prunekit.recipe.settings.fields import (
 )
 from prunekit.recipe.settings.timing import Duration, ScheduleSettings
 from prunekit.sparsity import shorthands
-from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, ParsedPattern, sources_of
+from prunekit.sparsity.shorthands import (
+    ALLOCATIONS,
+    CRITERIA,
+    POLICIES,
+    ChannelAllocation,
+    Misfits,
+    ParsedPattern,
+    Repair,
+    sources_of,
+)
 
 ExportFormat: TypeAlias = Literal[
     "keras", "litert", "litert-sparse", "litert-float16", "litert-float16-sparse", "litert-dynamic-int8"
@@ -63,7 +72,7 @@ class GrowingPenalty(Settings):
     increase: Positive = 1e-4
     frequency: Count = 10
     ceiling: Positive = 1.0
-    allocation: Literal["uniform", "per_kind", "global"] = "uniform"
+    allocation: ChannelAllocation = "uniform"
 
 
 class Train(Settings):
@@ -150,12 +159,12 @@ class Prune(Settings):
     exclude: WeightPatterns = ()
     keep_one: bool = True
     examples: Count | None = None
-    repair: Literal["none", "outputs", "weights"] | None = None
+    repair: Repair | None = None
     memory: Memory = MEMORY
     overrides: dict[WeightPattern, Sparsity] = {}
     bounds: dict[WeightPattern, WeightBounds] = {}
     compat: Literal["tfmot"] | None = None
-    misfits: Literal["error", "skip"] = "error"
+    misfits: Misfits = "error"
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -21,14 +21,14 @@ from prunekit.core.statistics.statistics import check_statistics
 from prunekit.delivery.litert.model_measures import check_measure, measure_of
 from prunekit.delivery.reports.formatting import count, names, short_count
 from prunekit.recipe.settings.fields import make, name_of
-from prunekit.recipe.settings.shrink_settings import MEASURED, Shrink
+from prunekit.recipe.settings.shrink_settings import Shrink
 from prunekit.recipe.state.checkpoint import CheckpointState
 from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.run_state import RunMasks
 from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.steps.prune_step import calibration_data
 from prunekit.recipe.steps.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult, require_backend
-from prunekit.sparsity.shorthands import CRITERIA, STATISTICS
+from prunekit.sparsity.shorthands import CRITERIA, MEASURED, STATISTICS
 from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.channels.repair import Repair
 from prunekit.techniques.shrink.channels.shrink_report import MEASURED_SIZE, ShrinkReport

@@ -10,17 +10,17 @@ from typing import Any, Literal, TypedDict, cast, get_args
 from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.patterns import Pattern, get_pattern
 from prunekit.sparsity.reconstruction import DAMPING
-from prunekit.sparsity.shorthands import PatternName
+from prunekit.sparsity.shorthands import ActivationBits, Misfits, PatternName, Rounding
 from prunekit.suggestions import did_you_mean
 from prunekit.techniques.quantize.grids.grids import IntegerFormat
 from prunekit.techniques.quantize.grids.ranges import MeanSquaredError, MinMax, Percentile, RangeRule
 
 FLOAT = "float"
-Method = Literal["auto", "nearest", "gptq", "awq"]
-ActivationBits = Literal[8, 16, "float"]
+# Former names of options, for messages.
+FORMER = {"weights": "bits", "activations": "activation_bits", "candidates": "bits"}
 # Bits of all weights, or by patterns.
 Bits = int | Mapping[str, int | Literal["float"]]
-METHODS = get_args(Method)
+METHODS = get_args(Rounding)
 RangeName = Literal["minmax", "mse", "percentile:0.9999"] | str
 RULES = ("minmax", "mse", "percentile:0.9999")
 # Scales of 32 bits for fewer inputs would be more than two bits for each weight.
@@ -34,7 +34,7 @@ class _SharedOptions(TypedDict, total=False):
     activation_ranges: RangeName | RangeRule
     include: Sequence[str] | str
     exclude: Sequence[str] | str
-    misfits: Literal["skip", "error"]
+    misfits: Misfits
     full_integer: bool
 
 
@@ -47,7 +47,7 @@ class TrainingOptions(_SharedOptions, total=False):
 class RoundingOptions(_SharedOptions, total=False):
     """Types of the keyword options of `pk.choose_bits`; see `QuantizationOptions`."""
 
-    method: Method
+    method: Rounding
     correct_biases: bool | None
     equalize: bool
     damping: float
@@ -112,7 +112,7 @@ class QuantizationOptions:
     bits: Bits = 8
     activation_bits: ActivationBits = 8
     group_size: int | None = None
-    method: Method = "auto"
+    method: Rounding = "auto"
     weight_ranges: str | RangeRule | None = None
     activation_ranges: str | RangeRule = "mse"
     correct_biases: bool | None = None
@@ -122,7 +122,7 @@ class QuantizationOptions:
     pattern: str | Pattern = "unstructured"
     include: Sequence[str] | str = ()
     exclude: Sequence[str] | str = ()
-    misfits: Literal["skip", "error"] = "skip"
+    misfits: Misfits = "skip"
     full_integer: bool = False
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Finds the new value of one weight from the moments of its layer: mask, reconstruction, correction of the bias."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -19,12 +19,13 @@ from prunekit.sparsity.reconstruction import (
     thin,
 )
 from prunekit.sparsity.scores import Criterion
+from prunekit.sparsity.shorthands import Repair
 from prunekit.techniques.pruning.masks.mask_maker import ArrayMaskMaker
 from prunekit.techniques.pruning.masks.unit_exchange import kept_units, mask_of
 from prunekit.techniques.pruning.policies.sparsegpt import OutputError, RunSelection, SparseGPT
 
 # How kept weights make up for pruned ones: not at all; by each output's bias and scale; by fitting all kept weights.
-REPAIRS = ("none", "outputs", "weights")
+REPAIRS = get_args(Repair)
 
 
 class LayerSolver:

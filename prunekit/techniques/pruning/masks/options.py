@@ -14,7 +14,7 @@ from prunekit.sparsity.automatic import AutomaticAllocation, AutomaticCriterion
 from prunekit.sparsity.bounds import as_bounds
 from prunekit.sparsity.patterns import NM, Pattern, get_pattern
 from prunekit.sparsity.scores import Criterion, get_criterion
-from prunekit.sparsity.shorthands import AllocationName, CriterionName, PatternName, PolicyName
+from prunekit.sparsity.shorthands import AllocationName, CriterionName, Misfits, PatternName, PolicyName
 from prunekit.suggestions import check_names
 from prunekit.techniques.pruning.masks.policy import MaskPolicy, get_policy
 
@@ -29,7 +29,7 @@ class CallbackOptions(TypedDict, total=False):
     bounds: Mapping[str, Any]
     policy: PolicyName | MaskPolicy
     compat: Literal["tfmot"] | None
-    misfits: Literal["error", "skip"]
+    misfits: Misfits
 
 
 class Options(CallbackOptions, total=False):

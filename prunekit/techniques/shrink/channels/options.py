@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from prunekit.anatomy.channels.channel_normalization import APPROXIMATIONS
 from prunekit.anatomy.channels.channel_order import ALLOCATIONS
@@ -13,27 +13,23 @@ from prunekit.core.statistics.channel_importance import GroupImportance
 from prunekit.sparsity.arguments import positive, whole
 from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.scores import Criterion, get_criterion
-from prunekit.sparsity.shorthands import CriterionName, sources_of
+from prunekit.sparsity.shorthands import ChannelAllocation, CriterionName, Reduction, Repair, sources_of
 
-REPAIRS = ("none", "outputs", "weights")
-CALCULATED = ("channels", "parameters", "macs")
-MEASURES = (*CALCULATED, "bytes", "latency")
-# In place of a share of the channels: those are removed whose kernels are zero.
-NONZERO = "nonzero"
+REPAIRS = get_args(Repair)
 
 
 class Options(TypedDict, total=False):
     """Types of the keyword options of `shrink`; see `ShrinkOptions`."""
 
     criterion: CriterionName | Criterion | Callable[..., Any]
-    reduction: Literal["mean", "sum", "max"]
+    reduction: Reduction
     normalize: bool
-    allocation: Literal["auto", "uniform", "per_kind", "global"]
+    allocation: Literal["auto"] | ChannelAllocation
     minimum: int
     multiple: int
     include: Sequence[str] | str
     exclude: Sequence[str] | str
-    repair: Literal["none", "outputs", "weights"] | None
+    repair: Repair | None
     tolerance: float | None
     approximate: Sequence[str] | str
 

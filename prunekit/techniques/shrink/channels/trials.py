@@ -18,7 +18,8 @@ from prunekit.core.statistics.channel_importance import ranking_weights
 from prunekit.core.statistics.layer_products import unfitted
 from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.scores import Criterion, get_criterion
-from prunekit.techniques.shrink.channels.options import CALCULATED, ShrinkOptions, Target
+from prunekit.sparsity.shorthands import CALCULATED
+from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.channels.repair import Repair, RepairError
 from prunekit.techniques.shrink.channels.selection import Selection, Selector
 from prunekit.techniques.shrink.graph.kept_statistics import kept_statistics
