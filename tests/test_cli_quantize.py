@@ -169,11 +169,29 @@ def test_force_replaces_an_existing_file(quantize):
         ({}, ["--exclude", "*"], "has no weights to quantize"),
         ({}, ["--keras", "new.h5"], "takes the name of a .keras file. Received: 'new.h5'."),
         ({}, ["--examples", "0"], "0 is not in the range x>=1"),
+        ({}, ["--memory", "500"], "expected bytes, such as 500MB, 1GB or 1e9. Received: '500'."),
+        ({}, ["--memory", "much"], "expected bytes, such as 500MB, 1GB or 1e9. Received: 'much'."),
+        ({}, ["--set", "method=awq"], "--set is for options without a name here. Received: method."),
+        ({}, ["--set", "equalise=true"], "Did you mean 'equalize'"),
+        ({}, ["--set", "equalize"], "expected name=value. Received: 'equalize'."),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(quantize, options, words, message):
     assert_mistake(quantize(*words, **options), message)
     assert list(Path().iterdir()) == []
+
+
+def test_options_without_a_flag_are_set_by_name(quantize):
+    code, out, _ = quantize("--set", "equalize=true", "--set", "weight_ranges=mse", "--json")
+    assert code == 0
+    assert any(note.startswith("Equalization") for note in json.loads(out)["report"]["notes"])
+
+
+def test_weights_alone_need_no_data(run, stored):
+    model = stored / "net.keras"
+    code, out, err = run("quantize", model, "-o", "new.keras", "--bits", "4", "--json")
+    assert (code, err) == (0, "") and json.loads(out)["report"]["method"] == "gptq"
+    assert_mistake(run("quantize", model, "-o", "other.keras", "--label", "y"), "'--data': --label needs it")
 
 
 @pytest.mark.parametrize(

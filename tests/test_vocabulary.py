@@ -63,6 +63,9 @@ COMMANDS = {
 }
 
 
+ROUND = {"sparsity": 0.5, "epochs_per_round": 1}
+
+
 def parameters(name):
     return inspect.signature(getattr(pk, name)).parameters
 
@@ -112,6 +115,36 @@ def test_an_option_has_one_default(kind):
         if name in found and name not in own and not required and (kind, name) not in OTHER_DEFAULTS:
             default = field.get_default(call_default_factory=True)
             assert default == found[name].default or default in ((), {}), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new"),
+    [
+        (
+            "quantize",
+            {"weights": 4, "activations": "float", "calibration": 9},
+            {"bits": 4, "activation_bits": "float", "examples": 9},
+        ),
+        ("remove_blocks", {"number": 2, "calibration": 9}, {"blocks": 2, "examples": 9}),
+        ("shrink", {"macs": 0.5, "calibration": 9}, {"macs": 0.5, "examples": 9}),
+        ("prune", {"sparsity": 0.5, "calibration": 9}, {"sparsity": 0.5, "examples": 9}),
+        ("rounds", {"number": 3, **ROUND}, {"rounds": 3, **ROUND}),
+    ],
+)  # fmt: skip
+def test_former_names_in_recipes_are_read_with_a_warning(kind, old, new):
+    settings = STEP_KINDS[kind].settings
+    with pytest.warns(DeprecationWarning, match="The key '.*' of a recipe is now '.*'"):
+        found = settings.model_validate(old)
+    assert found == settings.model_validate(new)
+    with pytest.raises(ValueError, match="unknown key"):
+        settings.model_validate({**new, **old})
+
+
+def test_the_former_name_of_a_class_warns_and_that_of_an_option_is_answered():
+    with pytest.warns(DeprecationWarning, match="prunekit.PolynomialDecay is now prunekit.schedules.PolynomialDecay"):
+        assert pk.PolynomialDecay is pk.schedules.PolynomialDecay
+    with pytest.raises(TypeError, match="Received: 'weights'. .* It is now 'bits'"):
+        pk.quantize(None, weights=4)
 
 
 def test_the_number_of_examples_has_one_default():

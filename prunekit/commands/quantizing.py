@@ -42,7 +42,7 @@ _ACTIVATION_BITS = {"8": 8, "16": 16, "float": "float"}
     help="The file to write: NAME.tflite, or NAME.keras with int8 layers.",
 )
 @click.option("--keras", metavar="NEW.keras", help="Also write the Keras model whose weights lie on the grids.")
-@data_options("Training examples, for the ranges", required=True)
+@data_options("Training examples, for the ranges; not needed where tensors stay in floating point")
 @examples_option
 @click.option(
     "--bits", type=click.IntRange(2, 8), help="Bits of the weights; 2 and 3 take the bytes of 4.  [default: 8]"
@@ -94,7 +94,7 @@ def quantize(  # noqa: PLR0913
     model: str,
     output: str,
     keras: str | None,
-    data: str,
+    data: str | None,
     label: str | None,
     examples: int,
     bits: int | None,
@@ -121,6 +121,9 @@ def quantize(  # noqa: PLR0913
         "--sparse": sparse,
         "--uint8-io": uint8_io,
     }
+    if data is None and (activation_bits != "float" or label is not None):
+        reason = "--label needs it" if label is not None else "ranges of tensors are chosen from examples"
+        raise click.UsageError(f"Missing option '--data': {reason}. Or pass --activation-bits float.")
     if budget is not None and bits is not None:
         raise click.UsageError("--budget chooses the bits of each weight. Leave --bits out.")
     _check_format(
@@ -135,7 +138,7 @@ def quantize(  # noqa: PLR0913
     from prunekit.operations.quantize import quantize as quantize_model
 
     found = load_model(model, compile=False)
-    given = read_examples(data, label, examples, found)
+    given = None if data is None else read_examples(data, label, examples, found)
     choice = None
     if budget is not None:
         with showing_progress("Measured", shown=True) as progress:

@@ -292,3 +292,18 @@ def test_an_unknown_format_of_integers_is_answered_with_the_way_to_integers(tmp_
     assert "Did you mean" not in str(caught.value)
     with pytest.raises(ValueError, match="Did you mean 'litert'"):
         export(None, tmp_path, None, ["litret"])
+
+
+@pytest.mark.parametrize(
+    ("name", "formats", "format"),
+    [
+        ("new/net.keras", [], "keras"),
+        ("net.tflite", [], "litert"),
+        ("net.tflite", ["litert-float16"], "litert-float16"),
+    ],
+)
+def test_one_file_is_written_where_the_path_names_one(perceptron, tmp_path, name, formats, format):
+    (row,) = export(perceptron, tmp_path / name, formats=formats)
+    path = tmp_path / name
+    assert (row.format, row.file, row.status, row.bytes) == (format, path.name, "ok", path.stat().st_size)
+    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path]

@@ -191,16 +191,19 @@ def test_an_unknown_format_is_refused_with_the_nearest(perceptron, samples, tmp_
     "change, error, message",
     [
         ({"formats": "keras"}, TypeError, "must be a sequence"),
-        ({"samples": np.zeros((0, 8))}, ValueError, "one or more samples"),
-        ({"samples": [np.zeros((2, 8))] * 2}, ValueError, "each of the model's 1 inputs. Received: 2"),
-        ({"samples": np.zeros((2, 5))}, ValueError, r"The shape of the input is \(None, 8\)"),
+        ({"data": np.zeros((0, 8))}, ValueError, "one or more samples"),
+        ({"data": [np.zeros((2, 8))] * 2}, ValueError, "each of the model's 1 inputs. Received: 2"),
+        ({"data": np.zeros((2, 5))}, ValueError, r"The shape of the input is \(None, 8\)"),
         ({"labels": np.zeros(3)}, ValueError, "for each of the 70 samples"),
         ({"name": "../model"}, ValueError, "plain file name"),
         ({"model": keras.Sequential([layers.Dense(2)])}, ValueError, "built model"),
+        ({"formats": []}, ValueError, "A folder needs formats, .* Received: .* without formats"),
+        ({"path": "net.tflite"}, ValueError, r"A file has one format, that of its ending. .* formats=\['keras'\]"),
+        ({"path": "net.keras", "formats": ["keras", "litert"]}, ValueError, "A file has one format"),
     ],
 )
 @pytest.mark.one_backend
 def test_arguments_that_do_not_fit_are_refused(perceptron, samples, tmp_path, change, error, message):
-    arguments = {"model": perceptron, "directory": tmp_path, "formats": ["keras"], "samples": samples[0]} | change
+    arguments = {"model": perceptron, "path": tmp_path, "formats": ["keras"], "data": samples[0]} | change
     with pytest.raises(error, match=message):
         export(**arguments)

@@ -67,9 +67,15 @@ def test_options_of_other_types_are_refused(small, options, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_export_without_samples_is_refused(small, tmp_path):
-    done = pk.quantize(small[0], activation_bits="float")
-    with pytest.raises(ValueError, match="Received: no samples, .* Pass some inputs as `samples`"):
+def test_an_export_without_any_data_is_compared_on_random_numbers(small, tmp_path):
+    made = pk.quantize(small[0], activation_bits="float").export(tmp_path / "m.tflite")
+    assert (tmp_path / "m.tflite").exists() and made.simulation.max_error < 1e-5
+
+
+def test_an_export_without_data_of_an_open_length_is_refused(tmp_path):
+    given = keras.Input((None, 4))
+    done = pk.quantize(keras.Model(given, L.Dense(3)(given)), activation_bits="float")
+    with pytest.raises(ValueError, match="Without data, files are compared on random numbers .* Pass data"):
         done.export(tmp_path / "m.tflite")
     assert not list(tmp_path.iterdir())
 
@@ -85,7 +91,7 @@ def test_weights_that_changed_since_are_refused_by_name(small, tmp_path):
 
 @pytest.mark.parametrize(
     "option, hint",
-    [("wieghts", "'weights'"), ("activation_range", "'activation_ranges'"), ("equalise", "'equalize'")],
+    [("bist", "'bits'"), ("activation_range", "'activation_ranges'"), ("equalise", "'equalize'")],
 )
 def test_an_unknown_option_is_refused_with_a_hint(small, option, hint):
     before = [np.array(one) for one in small[0].weights]

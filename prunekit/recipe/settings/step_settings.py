@@ -145,6 +145,7 @@ class WeightBounds(Settings):
 class Prune(Settings):
     """A step of gradual pruning (`epochs` and `schedule`), or one-shot pruning without training (`sparsity` alone)."""
 
+    former: ClassVar[Mapping[str, str]] = {"calibration": "examples"}
     example: ClassVar[str] = "{sparsity: 0.5}"
     epochs: Epochs | None = None
     schedule: ScheduleSettings | None = None
