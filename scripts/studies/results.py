@@ -3,7 +3,7 @@
 import argparse
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,15 @@ class Results:
                 self.values |= json.loads(self._path.read_text(encoding="utf-8"))
             self.values[key] = value
             partial = self._path.with_suffix(f".{os.getpid()}")
-            partial.write_text(json.dumps(self.values, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            partial.write_text(one_a_line(self.values), encoding="utf-8")
             partial.replace(self._path)
         return self.values[key]
+
+
+def one_a_line(values: Mapping[str, Any]) -> str:
+    """Returns JSON with one measurement a line, sorted, which can be searched and compared line by line."""
+    rows = (f" {json.dumps(key)}: {json.dumps(values[key], sort_keys=True)}" for key in sorted(values))
+    return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
 def measure_networks(
