@@ -16,11 +16,10 @@ from prunekit.anatomy.files.digests import model_digest, weight_arrays
 from prunekit.core.data import synthetic_inputs
 from prunekit.core.statistics.channel_importance import REDUCTIONS
 from prunekit.recipe.run.runner import compress, plan, verify
-from prunekit.recipe.settings import shrink_settings
 from prunekit.recipe.settings.shrink_settings import Shrink
 from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.text.loader import RecipeError, load_recipe
-from prunekit.techniques.shrink.channels.options import MEASURES, REPAIRS
+from prunekit.sparsity.shorthands import Reduction
 
 TRAIN = {"train": {"epochs": 1}}
 ROUNDS = {"channels": 0.5, "rounds": 2, "epochs_per_round": 2}
@@ -130,10 +129,7 @@ def test_a_drop_is_measured_after_a_shrink_step_and_a_sparsity_is_not():
 @pytest.mark.one_backend
 def test_the_settings_name_what_the_technique_has():
     hints = typing.get_type_hints(Shrink)
-    assert MEASURES == shrink_settings.MEASURES
-    assert typing.get_args(hints["reduction"]) == tuple(REDUCTIONS)
-    assert typing.get_args(hints["allocation"]) == ("auto", *ALLOCATIONS)
-    assert typing.get_args(typing.get_args(hints["repair"])[0]) == REPAIRS
+    assert typing.get_args(Reduction) == tuple(REDUCTIONS)
     assert typing.get_args(typing.get_args(hints["approximate"])[0]) == APPROXIMATIONS
 
 
