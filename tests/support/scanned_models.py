@@ -40,6 +40,14 @@ def nested_twice():
     return keras.Model(inputs, layers.Dense(2, name="after")(inner(keras.ops.tanh(inner(inputs))))), _numbers(6)
 
 
+def nested_in_a_graph_of_its_own_tensors():
+    inputs = keras.Input((6,))
+    first = layers.Dense(6, name="first")(inputs)
+    inner = keras.Model(inputs, layers.Dense(4, name="second")(first), name="inner")
+    joined = keras.ops.concatenate([inner(keras.ops.negative(inputs)), first, inputs], axis=-1)
+    return keras.Model(inputs, layers.Dense(2, name="after")(joined)), _numbers(6)
+
+
 class Subclassed(keras.Model):
     """A model without a graph of layers."""
 
@@ -57,7 +65,15 @@ def subclassed():
     return model, inputs
 
 
-KINDS = (sequential, branches_and_a_shared_layer, masked_sequences, nested, nested_twice, subclassed)
+KINDS = (
+    sequential,
+    branches_and_a_shared_layer,
+    masked_sequences,
+    nested,
+    nested_twice,
+    nested_in_a_graph_of_its_own_tensors,
+    subclassed,
+)
 
 
 def _numbers(*shape):

@@ -12,7 +12,14 @@ from keras.src.ops.numpy import Multiply
 
 from prunekit.anatomy.channels.graph_calls import Call, Graph
 from prunekit.anatomy.channels.recorded_calls import RecordedCall, recorded_model
-from prunekit.anatomy.graph.model_graph import calls_of, graph_of, inputs_in, reads_inputs_alone, tensors_in
+from prunekit.anatomy.graph.model_graph import (
+    calls_of,
+    graph_of,
+    inputs_in,
+    reads_inputs_alone,
+    tensors_in,
+    with_tensors,
+)
 
 # Returns for a node of a graph, or for a model without a graph, the calls that replace it; None if it stays.
 Opened = Callable[[Any], RecordedCall | None]
@@ -94,7 +101,7 @@ class _Reader:
         place = _Place({layer.name: id(layer) for layer in layers})
         tensors: dict[int, Any] = {}
         calls = self._calls(nodes, tensors, place)
-        return Graph(model, inputs, _replaced(outputs, tensors), calls)
+        return Graph(model, inputs, with_tensors(outputs, tensors), calls)
 
     def _calls(self, nodes: Sequence[Any], tensors: dict[int, Any], place: _Place) -> list[Call]:
         """Returns the calls of nodes, with those inside opened layers.
@@ -106,7 +113,7 @@ class _Reader:
         """
         found: list[Call] = []
         for node in nodes:
-            args, kwargs = _replaced((node.arguments.args, node.arguments.kwargs), tensors)
+            args, kwargs = with_tensors((node.arguments.args, node.arguments.kwargs), tensors)
             opened = self._opened_node(node)
             if opened is None:
                 outputs = [self._output(one, tensors) for one in node.outputs]
@@ -114,7 +121,7 @@ class _Reader:
                 continue
             inner_of = dict(zip(map(id, opened.inputs), tensors_in((args, kwargs)), strict=True))
             found += self._calls(opened.nodes, inner_of, opened.place(place, node.operation))
-            results = keras.tree.flatten(_replaced(opened.outputs, inner_of))
+            results = keras.tree.flatten(with_tensors(opened.outputs, inner_of))
             tensors |= {id(old): new for old, new in zip(node.outputs, results, strict=True)}
         return found
 
@@ -242,8 +249,3 @@ def _unused(name: str, taken: Mapping[str, int]) -> str:
         number += 1
         found = f"{name}_{number}"
     return found
-
-
-def _replaced(structure: Any, tensors: Mapping[int, Any]) -> Any:
-    """Returns a structure with other tensors, by the ids of those that they replace."""
-    return keras.tree.map_structure(lambda leaf: tensors.get(id(leaf), leaf), structure)

@@ -4,6 +4,5 @@
 - `watching`: observes layer calls while a model runs
 - `flow`: which tensors get a gradient
 - `example_inputs`: symbolic inputs: declared, from arrays, from shapes
-- `recorded_graph`: shapes that Keras recorded when the model was made
-- `tracing`: a symbolic pass that counts operations and bytes
+- `tracing`: counts of operations and bytes, from recorded shapes or a symbolic pass
 """

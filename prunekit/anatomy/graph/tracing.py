@@ -1,4 +1,4 @@
-"""Symbolic pass over a model: counts the operations and bytes of its layer calls, forward and backward."""
+"""Counts the operations and bytes of a model's layer calls, forward and backward, in a pass on symbolic tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import keras
 
 from prunekit.anatomy.graph.example_inputs import example_inputs, symbolic_call
 from prunekit.anatomy.graph.flow import Flow, Seen, SymbolicPass, gradient_flow
-from prunekit.anatomy.graph.recorded_graph import recorded_calls
+from prunekit.anatomy.graph.model_graph import calls_of, graph_of, tensors_in
 from prunekit.anatomy.graph.watching import watching
 from prunekit.anatomy.layers.counting import Call, Shape, Sources
 from prunekit.anatomy.layers.layers import is_repeater, macs, multiplied_by, own_variables, steps_of, sublayers
@@ -291,6 +291,33 @@ def checked_trace(model: Any, batch_size: int, inputs: Any, *, training: bool = 
             f"{type(error).__name__}: {cause}. Pass an example of its inputs as `inputs`, or describe the layer that "
             "fails with `compute_output_shape`."
         ) from error
+
+
+def recorded_calls(model: Any) -> list[Seen] | None:
+    """Returns the layer calls that Keras recorded when the model was made; None if only running it shows all calls.
+
+    Running is necessary for subclassed models, for layers of users and layers with sublayers (whose `call` may call
+    other layers), for operations outside layers (which may change the batch axis), and for sizes that the model leaves
+    open, other than the batch size.
+    """
+    if graph_of(model) is None or own_variables(model):
+        return None
+    nodes = calls_of(model)
+
+    def seen(node: Any) -> Seen:
+        given = _in_order(node.operation, node.arguments.args, node.arguments.kwargs)
+        return Seen(node.operation, tuple(tensors_in(given)), tuple(node.outputs))
+
+    return [seen(node) for node in nodes] if all(map(_is_plain, nodes)) else None
+
+
+def _is_plain(node: Any) -> bool:
+    layer = node.operation
+    own = isinstance(layer, keras.Layer) and type(layer).__module__.startswith("keras.")
+    if not own or isinstance(layer, keras.layers.Lambda) or "call" in vars(layer):
+        return False
+    sized = all(None not in tensor.shape[1:] for tensor in (*node.input_tensors, *node.outputs))
+    return sized and not sublayers(layer) and not is_repeater(layer)
 
 
 class _NoGradients:

@@ -63,7 +63,7 @@ def _sizes(model: Any) -> list[int]:
     found: list[int] = []
     for node in nodes_of(model):
         found += map(_size, node.outputs)
-        found += _sizes(node.operation) if isinstance(node.operation, keras.Model) else []
+        found += _sizes(node.operation)
     return found
 
 
@@ -79,7 +79,7 @@ def _live(model: Any) -> int:
     held: dict[int, int] = {}
     most = 0
     for node in nodes:
-        inside = _live(node.operation) if isinstance(node.operation, keras.Model) and graph_of(node.operation) else 0
+        inside = _live(node.operation) if graph_of(node.operation) else 0
         held |= {id(tensor): _size(tensor) for tensor in node.outputs}
         most = max(most, sum(held.values()) + inside)
         uses.subtract(map(id, node.input_tensors))

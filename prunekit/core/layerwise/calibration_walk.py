@@ -10,14 +10,14 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import keras
 from keras import ops
 
-from prunekit.anatomy.graph.model_graph import graph_of, inputs_in, nodes_of
+from prunekit.anatomy.graph.model_graph import filled, graph_of, inputs_in, nested_graph, nodes_of
 from prunekit.core.runtime.backend import bytes_of
 
 
@@ -159,7 +159,6 @@ class _Walk:
         self._values.append(values)
         uses = Counter(id(tensor) for node in nodes for tensor in node.input_tensors)
         uses.update(map(id, graph.outputs))
-        calls = Counter(id(node.operation) for node in nodes)
         for node in nodes:
             if node.is_input:
                 continue
@@ -168,7 +167,7 @@ class _Walk:
             uses.subtract(map(id, node.input_tensors))
             for key in [key for key in values if uses[key] <= 0]:
                 del values[key]
-            if calls[id(node.operation)] == 1 and isinstance(node.operation, keras.Model) and graph_of(node.operation):
+            if nested_graph(node, nodes) is not None:
                 outputs = self.through(node.operation, _Computed([arguments], count, _inputs_of))
             else:
                 outputs = self._outputs(node.operation, arguments, [uses[id(one)] > 0 for one in node.outputs])
@@ -233,19 +232,12 @@ def _size_of(pair: Pair) -> int:
 def _filling(node: Any, keys: Sequence[int]) -> Callable[[list[Pair]], Pair]:
     """Returns the function that makes (args, kwargs) of a node's call from its input tensors."""
 
-    def of(tensors: Mapping[int, Any]) -> Any:
-        args, kwargs = node.arguments.fill_in(tensors)
-        if "training" in getattr(node.operation, "_call_context_args", ()):
-            kwargs = {**kwargs, "training": False}
-        return args, kwargs
+    def arguments(pairs: list[Pair]) -> Pair:
+        before = [pair.before for pair in pairs]
+        tensors = Pair(before, before if all(pair.same for pair in pairs) else [pair.after for pair in pairs])
+        return tensors.each(lambda values: filled(node, dict(zip(keys, values, strict=True))))
 
-    def filled(pairs: list[Pair]) -> Pair:
-        before = of({key: pair.before for key, pair in zip(keys, pairs, strict=True)})
-        if all(pair.same for pair in pairs):
-            return Pair(before, before)
-        return Pair(before, of({key: pair.after for key, pair in zip(keys, pairs, strict=True)}))
-
-    return filled
+    return arguments
 
 
 def _inputs_of(found: list[Pair]) -> Pair:

@@ -1,7 +1,7 @@
 """A model's forward pass in inference as a flat list of steps, which can be run from any step on."""
 
 import contextlib
-from collections import Counter
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from prunekit.anatomy.graph.model_graph import calls_of, graph_of, inputs_in, reads_inputs_alone
+from prunekit.anatomy.graph.model_graph import filled, graph_of, inputs_in, nested_graph, nodes_of, reads_inputs_alone
 
 # Identity of a symbolic tensor of the model's graph.
 Key = int
@@ -70,8 +70,9 @@ class Steps:
 def steps_of(model: Any, example: Any) -> Steps:
     """Returns the forward pass of a built model in inference.
 
-    Models that are called once inside the model contribute their own calls; models that are called several times, and
-    models without a graph of layers, are one step for each call.
+    Models that are called once inside the model contribute their own calls. One step for each call are models that are
+    called several times, models without a graph of layers, and models whose symbolic tensors are also in the graph
+    around them, unless they are called on their own inputs.
 
     Args:
         model: A built Keras model.
@@ -90,7 +91,11 @@ def steps_of(model: Any, example: Any) -> Steps:
         return found[0] if isinstance(found, list | tuple) and len(found) == 1 else found
 
     inputs = tuple(id(tensor) for tensor in graph.inputs)
-    return Steps(tuple(_steps_in(model)), inputs, tuple(keys), lambda batch: _entered(graph, batch), packed)
+
+    def flat(batch: Any) -> list[Any]:
+        return list(graph._standardize_inputs(keras.tree.map_structure(ops.convert_to_tensor, batch)))
+
+    return Steps(tuple(_steps_in(model, set())), inputs, tuple(keys), flat, packed)
 
 
 def run_released(model: Any, inputs: Any) -> None:
@@ -126,42 +131,46 @@ def _without_gradients() -> contextlib.AbstractContextManager[Any]:
     return torch.no_grad()
 
 
-def _entered(graph: Any, inputs: Any) -> list[Any]:
-    return list(graph._standardize_inputs(keras.tree.map_structure(ops.convert_to_tensor, inputs)))
+def _steps_in(model: Any, taken: set[Key]) -> Iterator[Step]:
+    """Yields the steps of a model with a graph, those of nested models included.
 
-
-def _steps_in(model: Any) -> Iterator[Step]:
-    """Yields the steps of a model with a graph, those of nested models included."""
-    nodes = calls_of(model)
-    calls = Counter(id(node.operation) for node in nodes)
+    Args:
+        model: The model.
+        taken: Keys of the graphs that were read before, to which those of the model are added.
+    """
+    nodes = nodes_of(model)
+    taken.update(id(tensor) for node in nodes for tensor in node.outputs)
     for node in nodes:
-        reads, writes = tuple(map(id, node.input_tensors)), tuple(map(id, node.outputs))
-        inner = graph_of(node.operation) if isinstance(node.operation, keras.Model) else None
-        if inner is None or calls[id(node.operation)] > 1 or not reads_inputs_alone(node):
-            yield Step(reads, writes, _call(node), tuple(getattr(node.operation, "variables", ())))
+        if node.is_input:
             continue
-        yield Step(reads, tuple(map(id, inner.inputs)), _entry(node, inner))
-        yield from _steps_in(node.operation)
+        reads, writes = tuple(map(id, node.input_tensors)), tuple(map(id, node.outputs))
+        inner = nested_graph(node, nodes)
+        if inner is None or not reads_inputs_alone(node) or _clashes(inner, reads, taken):
+            yield Step(reads, writes, _call(node, node.operation), tuple(getattr(node.operation, "variables", ())))
+            continue
+        yield Step(reads, tuple(map(id, inner.inputs)), _call(node, functools.partial(_entered, inner)))
+        yield from _steps_in(node.operation, taken)
         yield Step(tuple(map(id, inner.outputs)), writes, list)
 
 
-def _call(node: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    operation, keys = node.operation, [id(tensor) for tensor in node.input_tensors]
-
-    def run(tensors: Sequence[Any]) -> Sequence[Any]:
-        args, kwargs = node.arguments.fill_in(dict(zip(keys, tensors, strict=True)))
-        if "training" in getattr(operation, "_call_context_args", ()):
-            kwargs = {**kwargs, "training": False}
-        return keras.tree.flatten(operation(*args, **kwargs))
-
-    return run
+def _clashes(inner: Any, reads: Sequence[Key], taken: set[Key]) -> bool:
+    """Returns True if a tensor of a nested graph is also in a graph in `taken`, where it has another value."""
+    return list(reads) != list(map(id, inner.inputs)) and any(
+        id(tensor) in taken for node in nodes_of(inner) for tensor in node.outputs
+    )
 
 
-def _entry(node: Any, inner: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _entered(inner: Any, *args: Any, **kwargs: Any) -> list[Any]:
+    return list(inner._standardize_inputs(inputs_in(args, kwargs)))
+
+
+def _call(node: Any, function: Callable[..., Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Returns what a step of a node runs: a function of the node's arguments."""
     keys = [id(tensor) for tensor in node.input_tensors]
 
     def run(tensors: Sequence[Any]) -> Sequence[Any]:
-        return inner._standardize_inputs(inputs_in(*node.arguments.fill_in(dict(zip(keys, tensors, strict=True)))))
+        args, kwargs = filled(node, dict(zip(keys, tensors, strict=True)))
+        return keras.tree.flatten(function(*args, **kwargs))
 
     return run
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from prunekit.anatomy.graph.model_graph import calls_of
 from prunekit.interop.tfmot import legacy
 from prunekit.interop.tfmot.layers import NotCarried, paired, translated
 from prunekit.interop.tfmot.wrappers import Wrapping, bare_activation, passes_through, wrapping
@@ -61,10 +62,8 @@ class Translation:
         # For inputs in a dictionary, Keras 3 requires input names equal to the keys.
         keys = {id(tensor): key for key, tensor in structure.items()} if isinstance(structure, dict) else {}
         tensors = {id(tensor): _input(tensor, keys.get(id(tensor))) for tensor in model.inputs}
-        for depth in sorted(model._nodes_by_depth, reverse=True):
-            for node in model._nodes_by_depth[depth]:
-                if not node.is_input:
-                    self._replay(node, tensors)
+        for node in calls_of(model):
+            self._replay(node, tensors)
         inputs = nest.map_structure(lambda tensor: tensors[id(tensor)], structure)
         outputs = nest.map_structure(lambda tensor: tensors[id(tensor)], model._nested_outputs)
         return keras.Model(inputs, outputs, name=_named(model))

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from prunekit.anatomy.graph.model_graph import calls_of
 from prunekit.anatomy.layers.layer_names import as_names, find_site
 from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.runtime import backend, patching
@@ -120,8 +121,7 @@ class _Plan:
 
     def __init__(self, model: Any, boundary: Sequence[Any] | str, *, training: bool):
         self.graph = _graph_of(model)
-        depths = sorted(self.graph._nodes_by_depth, reverse=True)
-        self._nodes = [node for depth in depths for node in self.graph._nodes_by_depth[depth] if not node.is_input]
+        self._nodes = calls_of(self.graph)
         self._maker = {id(tensor): node for node in self._nodes for tensor in node.outputs}
         self._cut = _named(model, self._nodes, as_names(boundary, "boundary"))
         self._feeds = self._what_feeds_what()

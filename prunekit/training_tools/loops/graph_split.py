@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from prunekit.anatomy.graph.model_graph import graph_of, nodes_of
+from prunekit.anatomy.graph.model_graph import graph_of, nested_graph, nodes_of, with_tensors
 from prunekit.anatomy.layers.layer_names import Site, find_site
 from prunekit.anatomy.layers.layers import draws_random_numbers
 from prunekit.anatomy.layers.model_weights import check_built, places
@@ -200,12 +200,9 @@ def _at_sites(model: Any, sites: list[Site]) -> _Division:
 
 
 def _can_be_cut(node: Any, nodes: list[Any]) -> bool:
-    """Returns True if the node is the only call of a nested model that has a graph."""
-    if not isinstance(node.operation, keras.Model) or graph_of(node.operation) is None:
-        return False
+    """Returns True if the node is the only call of a nested model with a graph, and passes no mask."""
     others = [value for name, value in node.arguments.kwargs.items() if name != "training" and value is not None]
-    plain = len(node.arguments.args) == 1 and not others
-    return plain and sum(other.operation is node.operation for other in nodes) == 1
+    return len(node.arguments.args) == 1 and not others and nested_graph(node, nodes) is not None
 
 
 def _check_sites(division: _Division, sites: list[Site]) -> None:
@@ -282,12 +279,12 @@ def _assemble(division: _Division, lower_name: str, upper_name: str) -> Cut:
         outputs = parts.upper(_unpacked(seams), **node.arguments.kwargs)
         stand_ins.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=True))
     for node in division.high:
-        args, kwargs = _replaced((node.arguments.args, node.arguments.kwargs), stand_ins)
+        args, kwargs = with_tensors((node.arguments.args, node.arguments.kwargs), stand_ins)
         outputs = node.operation(*args, **kwargs)
         stand_ins.update(zip(map(id, node.outputs), keras.tree.flatten(outputs), strict=True))
     return Cut(
         keras.Model(graph.input, shown, name=lower_name),
-        keras.Model(_unpacked(entries.inputs), _replaced(graph.output, stand_ins), name=upper_name),
+        keras.Model(_unpacked(entries.inputs), with_tensors(graph.output, stand_ins), name=upper_name),
         tuple(names),
     )
 
@@ -314,7 +311,3 @@ def _crossing(division: _Division, graph: Any) -> list[tuple[Any, str]]:
 
 def _unpacked(tensors: list[Any]) -> Any:
     return tensors[0] if len(tensors) == 1 else tensors
-
-
-def _replaced(structure: Any, stand_ins: dict[int, Any]) -> Any:
-    return keras.tree.map_structure(lambda leaf: stand_ins.get(id(leaf), leaf), structure)
