@@ -5,11 +5,13 @@ Batch normalization is linear in inference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
+from prunekit.anatomy.layers.counting import einsum_labels
 from prunekit.sparsity.array_ops import ops_for
 
 L = keras.layers
@@ -71,6 +73,51 @@ def is_linear(activation: Any) -> bool:
 def channel_axis(layer: Any, rank: int) -> int:
     """Returns the axis of the channels in the inputs and outputs of a Dense or convolution layer."""
     return 1 if getattr(layer, "data_format", "") == "channels_first" else rank - 1
+
+
+def kernel_names(layer: Any) -> tuple[str, str]:
+    """Returns the attributes of a linear layer's first and last kernel, which are the same except in `SEPARABLE`."""
+    return ("depthwise_kernel", "pointwise_kernel") if isinstance(layer, SEPARABLE) else ("kernel", "kernel")
+
+
+def outputs_shape(layer: Any, kernel: Sequence[int]) -> tuple[int, ...]:
+    """Returns the shape in which one number for each output channel of a linear layer broadcasts against its kernel.
+
+    Args:
+        layer: The layer. The channels of an EinsumDense are the last axis of its outputs.
+        kernel: Shape of the last kernel.
+
+    Returns:
+        The shape; () if the kernel of an EinsumDense does not have the axis.
+    """
+    if isinstance(layer, L.EinsumDense):
+        _, labels, output = einsum_labels(layer)
+        return label_shape(labels, output[-1], kernel)
+    if isinstance(layer, TRANSPOSED):
+        return (kernel[-2], 1)
+    return tuple(kernel[-2:] if isinstance(layer, DEPTHWISE) else kernel[-1:])
+
+
+def label_shape(labels: str, label: str, kernel: Sequence[int]) -> tuple[int, ...]:
+    """Returns `outputs_shape` for any of the `labels` of a kernel's axes; () if the label is not among them."""
+    return tuple(n if one == label else 1 for one, n in zip(labels, kernel, strict=True)) if label in labels else ()
+
+
+def along_inputs(layer: Any, kernel: Sequence[int], numbers: np.ndarray) -> np.ndarray:
+    """Returns one number for each input channel of a Dense or convolution layer so that it broadcasts against a kernel.
+
+    Args:
+        layer: The layer.
+        kernel: Shape of the first kernel.
+        numbers: Shape (channels,).
+    """
+    if isinstance(layer, TRANSPOSED):
+        return numbers
+    groups = getattr(layer, "groups", 1)
+    if groups == 1:
+        return numbers[:, None]
+    group = np.repeat(np.arange(groups), kernel[-1] // groups)
+    return numbers.reshape(groups, kernel[-2])[group].T
 
 
 def is_normalization(layer: Any) -> bool:

@@ -8,6 +8,7 @@ Source: Nagel et al. 2019, arXiv:1906.04721, section 4.1 (scaling equivariance o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +17,16 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.channels.graph_calls import Call
-from prunekit.anatomy.layers.counting import einsum_labels
 from prunekit.anatomy.layers.linear_kinds import (
-    DEPTHWISE,
-    SEPARABLE,
-    TRANSPOSED,
     is_linear_kind,
     is_table,
+    kernel_names,
+    outputs_shape,
     scale_and_shift,
 )
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.placement.units import Unit
 
-L = keras.layers
 # Returns the present values of a variable.
 Values = Callable[[Any], np.ndarray]
 
@@ -174,26 +172,9 @@ def output_kernel(call: Call) -> ChannelWeight | None:
         return ChannelWeight(layer.embeddings, np.arange(layer.output_dim))
     if not is_linear_kind(layer):
         return None
-    if isinstance(layer, L.EinsumDense):
-        _, labels, output = einsum_labels(layer)
-        return along_label(layer, labels, output[-1])
-    if isinstance(layer, SEPARABLE):
-        return ChannelWeight(layer.pointwise_kernel, np.arange(layer.pointwise_kernel.shape[-1]))
-    if isinstance(layer, TRANSPOSED):
-        return ChannelWeight(layer.kernel, np.arange(layer.kernel.shape[-2])[:, None])
-    if isinstance(layer, DEPTHWISE):
-        inputs, multiplier = layer.kernel.shape[-2:]
-        return ChannelWeight(layer.kernel, np.arange(inputs * multiplier).reshape(inputs, multiplier))
-    return ChannelWeight(layer.kernel, np.arange(layer.kernel.shape[-1]))
-
-
-def along_label(layer: Any, labels: str, label: str) -> ChannelWeight | None:
-    """Returns the kernel of an EinsumDense by the index of one label of its equation; None if it lacks the label."""
-    if label not in labels:
-        return None
-    axis = labels.index(label)
-    shape = [-1 if one == axis else 1 for one in range(len(labels))]
-    return ChannelWeight(layer.kernel, np.arange(layer.kernel.shape[axis]).reshape(shape))
+    kernel = getattr(layer, kernel_names(layer)[1])
+    shape = outputs_shape(layer, kernel.shape)
+    return ChannelWeight(kernel, np.arange(math.prod(shape)).reshape(shape)) if shape else None
 
 
 def folded_kernel(unit: Unit, weight: ChannelWeight, value: Values) -> np.ndarray:

@@ -19,15 +19,15 @@ from prunekit.anatomy.graph.model_graph import inputs_in, tensors_in
 from prunekit.anatomy.layers.counting import einsum_labels
 from prunekit.anatomy.layers.layers import leaves_of
 from prunekit.anatomy.layers.linear_kinds import (
-    DEPTHWISE,
-    SEPARABLE,
-    TRANSPOSED,
+    along_inputs,
     channel_axis,
     input_cells,
     is_linear,
     is_linear_kind,
     is_normalization,
     is_table,
+    kernel_names,
+    label_shape,
     unusual_state,
 )
 from prunekit.techniques.quantize.placement.form_operations import ChannelAffine
@@ -37,7 +37,6 @@ from prunekit.techniques.quantize.placement.units import Unit
 from prunekit.techniques.quantize.rescaling.channel_scaling import (
     ChannelScaling,
     ChannelWeight,
-    along_label,
     output_kernel,
 )
 
@@ -284,20 +283,12 @@ def _input_kernel(call: Call, layout: _Layout) -> ChannelWeight | None:
     rank, channels = len(call.input.shape), layout.channels
     if isinstance(layer, L.EinsumDense):
         data, labels, _ = einsum_labels(layer)
-        found = along_label(layer, labels, data[-1]) if layout.axis == rank - 1 else None
-        return None if found is None else ChannelWeight(found.variable, found.spread(channels))
+        shape = label_shape(labels, data[-1], layer.kernel.shape) if layout.axis == rank - 1 else ()
+        return ChannelWeight(layer.kernel, channels.reshape(shape)) if shape else None
     if layout.axis != channel_axis(layer, rank):
         return None
-    if isinstance(layer, SEPARABLE):
-        return ChannelWeight(layer.depthwise_kernel, channels[:, None])
-    if isinstance(layer, TRANSPOSED):
-        return ChannelWeight(layer.kernel, channels)
-    groups = getattr(layer, "groups", 1)
-    if isinstance(layer, DEPTHWISE) or groups == 1:
-        return ChannelWeight(layer.kernel, channels[:, None])
-    inputs, outputs = layer.kernel.shape[-2:]
-    group = np.repeat(np.arange(groups), outputs // groups)
-    return ChannelWeight(layer.kernel, channels.reshape(groups, inputs)[group].T)
+    kernel = getattr(layer, kernel_names(layer)[0])
+    return ChannelWeight(kernel, along_inputs(layer, kernel.shape, channels))
 
 
 def _is_nonzero(call: Call) -> bool:

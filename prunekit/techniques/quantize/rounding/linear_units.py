@@ -7,16 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 from keras import ops
 
-from prunekit.anatomy.layers.counting import einsum_labels
 from prunekit.anatomy.layers.linear_kinds import (
-    DEPTHWISE,
     SEPARABLE,
-    TRANSPOSED,
     channel_axis,
     is_linear,
+    kernel_names,
+    outputs_shape,
     scale_and_shift,
 )
 from prunekit.core.runtime.patching import shadowed
@@ -91,7 +89,7 @@ class _Product:
         return activated(activation, result, self._rounding)
 
     def _product(self, inputs: Any, bias: Any, *args: Any, **kwargs: Any) -> Any:
-        layer, between, kernel = self._layer, self._unit.between, self._kernel(self._layer.kernel, folded=True)
+        layer, between, kernel = self._layer, self._unit.between, self._kernel("kernel")
         if isinstance(layer, GateProducts):
             kernel = layer.part(kernel)
         found = self._rounding.product(layer, inputs, kernel, bias if between is None else None)
@@ -113,10 +111,7 @@ class _Product:
     def _separable(self, inputs: Any) -> Any:
         layer = self._layer
         dtype, options = inputs.dtype, {"data_format": layer.data_format}
-        depthwise, pointwise = (
-            ops.cast(self._kernel(variable, folded=variable is layer.pointwise_kernel), dtype)
-            for variable in (layer.depthwise_kernel, layer.pointwise_kernel)
-        )
+        depthwise, pointwise = (ops.cast(self._kernel(name), dtype) for name in kernel_names(layer))
         result = ops.depthwise_conv(
             inputs, depthwise, layer.strides, layer.padding, dilation_rate=layer.dilation_rate, **options
         )
@@ -124,13 +119,14 @@ class _Product:
             result = self._rounding.tensor(result, self._unit.between)
         return ops.conv(result, pointwise, 1, "valid", **options)
 
-    def _kernel(self, variable: Any, *, folded: bool) -> Any:
+    def _kernel(self, name: str) -> Any:
+        variable = getattr(self._layer, name)
         value = full_value(variable)
         weight = next((one for one in self._unit.weights if one.variable is variable), None)
         value = value if weight is None else self._rounding.weight(value, weight)
-        if self._fold is None or not folded:
+        if self._fold is None or name != kernel_names(self._layer)[1]:
             return value
-        return value * _along_outputs(self._layer, value, self._fold.factor)
+        return value * ops.reshape(self._fold.factor, outputs_shape(self._layer, value.shape))
 
     def _bias(self, rank: int) -> Any:
         """Returns the bias, in a shape that broadcasts against outputs of this rank; None without one."""
@@ -147,15 +143,3 @@ class _Product:
 
 def _sum(result: Any, bias: Any) -> Any:
     return result if bias is None else result + bias
-
-
-def _along_outputs(layer: Any, kernel: Any, factor: Any) -> Any:
-    """Returns one factor for each output channel so that it broadcasts against the kernel."""
-    if isinstance(layer, DEPTHWISE):
-        return ops.reshape(factor, tuple(kernel.shape)[-2:])
-    if isinstance(layer, TRANSPOSED):
-        return factor[:, None]
-    if not isinstance(layer, keras.layers.EinsumDense):
-        return factor
-    _, labels, output = einsum_labels(layer)
-    return ops.reshape(factor, [-1 if label == output[-1] else 1 for label in labels])

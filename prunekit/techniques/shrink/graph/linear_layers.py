@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,13 @@ from prunekit.anatomy.layers.linear_kinds import (
     DEPTHWISE,
     SEPARABLE,
     TRANSPOSED,
+    along_inputs,
     channel_axis,
     is_linear,
     is_linear_kind,
+    kernel_names,
+    label_shape,
+    outputs_shape,
     unusual_state,
 )
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
@@ -72,16 +76,12 @@ def after(graph: LayerGraph, call: Call, affine: Affine) -> Written | str:
         return _after_einsum(graph, layer, affine, rank)
     if affine.axis != channel_axis(layer, rank):
         return f"its axis {affine.axis} is not the axis of the channels of {layer.name}"
-    name = "pointwise_kernel" if isinstance(layer, SEPARABLE) else "kernel"
+    _, name = kernel_names(layer)
     kernel, bias = _wide(graph.value(layer, name)), graph.value(layer, "bias")
-    scale = affine.scale
-    if isinstance(layer, TRANSPOSED):
-        kernel = kernel * scale[:, None]
-    elif isinstance(layer, DEPTHWISE):
-        kernel = kernel * scale.reshape(kernel.shape[-2:])
-    else:
-        kernel = kernel * scale
-    values = {name: kernel, "bias": (0 if bias is None else _wide(bias) * scale) + affine.shift}
+    values = {
+        name: kernel * affine.scale.reshape(outputs_shape(layer, kernel.shape)),
+        "bias": (0 if bias is None else _wide(bias) * affine.scale) + affine.shift,
+    }
     return values, {"use_bias": True}
 
 
@@ -92,8 +92,6 @@ def _after_einsum(graph: LayerGraph, layer: Any, affine: Affine, rank: int) -> W
     if not letter or letter not in kernel_letters:
         return f"its axis {affine.axis} is not an axis of the kernel of {layer.name}"
     kernel, bias = _wide(graph.value(layer, "kernel")), graph.value(layer, "bias")
-    shape = [1] * kernel.ndim
-    shape[kernel_letters.index(letter)] = -1
     # The bias has the axes of the outputs from its first letter on.
     with_bias = {*(layer.bias_axes or ""), letter}
     axes = "".join(one for one in output.replace("...", "") if one in with_bias)
@@ -102,7 +100,7 @@ def _after_einsum(graph: LayerGraph, layer: Any, affine: Affine, rank: int) -> W
     scale, shift = (one.reshape([-1, *[1] * (from_end - 1)]) for one in (affine.scale, affine.shift))
     scale, shift = (one.reshape([*[1] * (length - from_end), *one.shape]) for one in (scale, shift))
     values = {
-        "kernel": kernel * affine.scale.reshape(shape),
+        "kernel": kernel * affine.scale.reshape(label_shape(kernel_letters, letter, kernel.shape)),
         "bias": shift if bias is None else _wide(bias) * scale + shift,
     }
     return values, {"bias_axes": axes}
@@ -132,8 +130,7 @@ def before(graph: LayerGraph, call: Call, affine: Affine) -> Written | str:
         return f"its axis {affine.axis} is not the axis of the channels of {layer.name}"
     if affine.shift.any() and not _sees_no_border(layer):
         return f"{layer.name} pads its inputs with zeros, which the shift would change at the borders"
-    written = _rule(layer)(graph, layer, affine)
-    added = written.pop("added")
+    written, added = _before(graph, layer, affine)
     config: dict[str, Any] = {}
     bias = graph.value(layer, "bias")
     if bias is not None or affine.shift.any():
@@ -150,40 +147,19 @@ def _sees_no_border(layer: Any) -> bool:
     return layer.padding == "valid" or all(size == 1 for size in layer.kernel_size)
 
 
-def _rule(layer: Any) -> Callable[..., dict[str, np.ndarray]]:
-    if isinstance(layer, TRANSPOSED):
-        return _before_transposed
-    if isinstance(layer, DEPTHWISE):
-        return _before_depthwise
-    return _before_separable if isinstance(layer, SEPARABLE) else _before_convolution
-
-
-def _before_convolution(graph: LayerGraph, layer: Any, affine: Affine) -> dict[str, np.ndarray]:
-    kernel = _wide(graph.value(layer, "kernel"))
-    inputs, outputs = kernel.shape[-2:]
-    groups = getattr(layer, "groups", 1)
-    group = np.repeat(np.arange(groups), outputs // groups)
-    scale, shift = (one.reshape(groups, inputs)[group].T for one in (affine.scale, affine.shift))
-    return {"kernel": kernel * scale, "added": (kernel * shift).reshape(-1, outputs).sum(0)}
-
-
-def _before_transposed(graph: LayerGraph, layer: Any, affine: Affine) -> dict[str, np.ndarray]:
-    kernel = _wide(graph.value(layer, "kernel"))
-    return {"kernel": kernel * affine.scale, "added": np.zeros(kernel.shape[-2])}
-
-
-def _before_depthwise(graph: LayerGraph, layer: Any, affine: Affine) -> dict[str, np.ndarray]:
-    kernel = _wide(graph.value(layer, "kernel"))
-    added = (kernel * affine.shift[:, None]).reshape(-1, kernel.shape[-2] * kernel.shape[-1]).sum(0)
-    return {"kernel": kernel * affine.scale[:, None], "added": added}
-
-
-def _before_separable(graph: LayerGraph, layer: Any, affine: Affine) -> dict[str, np.ndarray]:
-    depthwise = _wide(graph.value(layer, "depthwise_kernel"))
-    pointwise = _wide(graph.value(layer, "pointwise_kernel"))
-    inner = (depthwise * affine.shift[:, None]).reshape(-1, depthwise.shape[-2] * depthwise.shape[-1]).sum(0)
-    added = inner @ pointwise.reshape(-1, pointwise.shape[-1])
-    return {"depthwise_kernel": depthwise * affine.scale[:, None], "added": added}
+def _before(graph: LayerGraph, layer: Any, affine: Affine) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns the kernel that reads the inputs, by its name, and what the shift adds to each output channel."""
+    name, _ = kernel_names(layer)
+    kernel = _wide(graph.value(layer, name))
+    scale, shift = (along_inputs(layer, kernel.shape, one) for one in (affine.scale, affine.shift))
+    if isinstance(layer, TRANSPOSED):  # without a shift; see `_sees_no_border`
+        return {name: kernel * scale}, np.zeros(kernel.shape[-2])
+    outputs = math.prod(kernel.shape[-2:]) if isinstance(layer, (*DEPTHWISE, *SEPARABLE)) else kernel.shape[-1]
+    added = (kernel * shift).reshape(-1, outputs).sum(0)
+    if isinstance(layer, SEPARABLE):
+        pointwise = _wide(graph.value(layer, "pointwise_kernel"))
+        added = added @ pointwise.reshape(-1, pointwise.shape[-1])
+    return {name: kernel * scale}, added
 
 
 def _wide(value: Any) -> np.ndarray:
