@@ -5,7 +5,6 @@
 - `layer_rows`: rows of the table of layer types
 - `keras_hub_layers`: rows of KerasHub's layers, by class name
 - `layers`: THE table of layer types
-- `raw_variables`: variables that Keras does not track
 - `model_weights`: all layers and weights, with readable names
 - `targets`: the weights that patterns select, and why others are skipped
 - `layer_names`: layers by name, path or number of the call

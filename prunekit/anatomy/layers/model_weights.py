@@ -12,8 +12,15 @@ from typing import Any
 
 import keras
 
-from prunekit.anatomy.layers.layers import cell_of, makes_weights, sublayers, weight_shape, weight_values, weights_of
-from prunekit.anatomy.layers.raw_variables import raw_variables
+from prunekit.anatomy.layers.layers import (
+    cell_of,
+    leaves_of,
+    makes_weights,
+    sublayers,
+    weight_shape,
+    weight_values,
+    weights_of,
+)
 from prunekit.anatomy.layers.weight_spec import WeightSpec
 from prunekit.anatomy.records.name_patterns import prefixes
 from prunekit.anatomy.records.reports import Skipped
@@ -174,5 +181,28 @@ def raw_variables_in(model: Any) -> list[Skipped]:
     return [
         Skipped(join(place.path, name), "a variable that Keras does not know, and does not train: use add_weight()")
         for place in places(model)
-        for name in raw_variables(place.layer)
+        for name in _raw_variables(place.layer)
     ]
+
+
+def _raw_variables(layer: Any) -> list[str]:
+    """Returns the attributes of `layer` with a `tf.Variable`, a `tf.Module` with variables or a `torch.nn.Parameter`.
+
+    Attributes of sublayers are not included. JAX arrays are values, not variables, and are not included either.
+    """
+    if keras.backend.backend() == "torch":
+        # Keras keeps the parameters of its own variables in a separate module.
+        return [name for name, parameter in vars(layer).get("_parameters", {}).items() if parameter is not None]
+    return list(_of_tensorflow(layer)) if keras.backend.backend() == "tensorflow" else []
+
+
+def _of_tensorflow(layer: Any) -> Iterator[str]:
+    import tensorflow as tf
+
+    for attribute in [name for name in vars(layer) if not name.startswith("_")]:
+        for leaf, suffix in leaves_of(vars(layer)[attribute], tf.Variable | tf.Module):
+            if isinstance(leaf, tf.Variable):
+                yield attribute + suffix
+            # Keras layers, optimizers and metrics are instances of `tf.Module` too.
+            elif not type(leaf).__module__.startswith("keras.") and not isinstance(leaf, keras.Layer):
+                yield from (f"{attribute}{suffix}/{variable.name.split(':')[0]}" for variable in leaf.variables)

@@ -5,7 +5,6 @@
 - `arguments`: checks of what users pass to loops
 - `compilation`: compiled functions, and when they are traced again
 - `patching`: methods replaced for a while, mainly `optimizer.apply`
-- `layer_precision`: the precision in which layers compute
 - `variable_values`: variables with other values for a while
 - `kept_grids`: remembers which weights lie on integer grids
 - `optimizers`: the optimizers of a model, nested ones included

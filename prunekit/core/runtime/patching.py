@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -23,6 +23,19 @@ def shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
             del attributes[name]
         else:
             attributes[name] = former
+
+
+@contextlib.contextmanager
+def computing_in(dtype: str, layers: Iterable[Any]) -> Iterator[None]:
+    """Context manager in which layers compute in `dtype`; their weights keep their dtypes.
+
+    Functions that were traced before still compute as they did.
+    """
+    policy = keras.dtype_policies.DTypePolicy(dtype)
+    with contextlib.ExitStack() as stack:
+        for layer in {id(layer): layer for layer in layers}.values():
+            stack.enter_context(shadowed(layer, "_dtype_policy", policy))
+        yield
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """Inside `fit` and custom loops.
 
-- `step_state`: variables that Keras makes while it traces a step
 - `train_function`: the train function, replaced for a while
 - `distribution`: training on several replicas: `pk.distribution`
 - `update_observer`: weights before and after each update

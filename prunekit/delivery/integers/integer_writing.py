@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.layers.layers import own_variables
-from prunekit.core.runtime.layer_precision import computing_in
+from prunekit.core.runtime.patching import computing_in
 from prunekit.core.runtime.snapshot import write_bytes
 from prunekit.delivery.integers.integer_comparison import TensorDifference, file_inputs, tensor_differences
 from prunekit.delivery.integers.integer_export import integer_file

@@ -13,9 +13,9 @@ from prunekit.anatomy.layers.layer_rows import STATE
 from prunekit.anatomy.layers.model_weights import places, weights_in
 from prunekit.core.runtime import backend
 from prunekit.core.runtime.differentiation import gradient, hessian_product
-from prunekit.core.runtime.layer_precision import computing_in
 from prunekit.core.runtime.losses import check_classes
 from prunekit.core.runtime.model_function import ModelFunction
+from prunekit.core.runtime.patching import computing_in
 from prunekit.core.statistics.layer_calls import input_of_ones
 from prunekit.core.statistics.layer_observer import LINKS, activation_of, as_tensors, is_float, observe
 from prunekit.core.statistics.statistics import Collector, DataCollector

@@ -28,9 +28,9 @@ On TensorFlow the function is kept on Keras's own train function, together with 
 callback on the same weights needs no trace (`trace_reuse`); `compile` discards both. A step that changed in any other
 way (layers, optimizers, constraints, `trainable`) is traced again. On TensorFlow, Keras creates the optimizer's slots
 and the variables of metrics while it traces the first step, and a `tf.function` that creates variables is traced twice.
-Before its first call, this function therefore creates them (`core/training/step_state.py`), and is traced once. This
-halves the time before the first step of a large model. Between batches the model is unmodified: other callbacks can
-save, evaluate, raise or be interrupted, and no clean-up is needed after an exception.
+Before its first call, this function therefore creates them (`train_function.create_step_state`), and is traced once.
+This halves the time before the first step of a large model. Between batches the model is unmodified: other callbacks
+can save, evaluate, raise or be interrupted, and no clean-up is needed after an exception.
 
 Building a model by a trace. On TensorFlow, `fit` calls its callbacks before an unbuilt model has weights. In this case
 the callback also replaces the train function for the first call (`train_function.prepare_next_call`). It traces the
