@@ -31,6 +31,10 @@ class Step:
     run: Callable[[Sequence[Any]], Sequence[Any]]
     variables: tuple[Any, ...] = ()
 
+    def compute(self, values: dict[Key, Any]) -> None:
+        """Adds the tensors that the step computes to those that it reads."""
+        values.update(zip(self.writes, self.run([values[key] for key in self.reads]), strict=True))
+
 
 @dataclass(frozen=True, eq=False)
 class Steps:
@@ -115,10 +119,9 @@ def run_released(model: Any, inputs: Any) -> None:
     values = dict(zip(found.inputs, found.flat_inputs(inputs), strict=True))
     with _without_gradients():
         for index, step in enumerate(found.steps):
-            results = step.run([values[key] for key in step.reads])
-            values |= {key: result for key, result in zip(step.writes, results, strict=True) if key in last}
-            for key in step.reads:
-                if last[key] == index:
+            step.compute(values)
+            for key in (*step.reads, *step.writes):
+                if last.get(key, index) <= index:
                     values.pop(key, None)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
-from prunekit.core.outputs.graph_steps import Key, Step, Steps, steps_of
+from prunekit.core.outputs.graph_steps import Key, Steps, steps_of
 from prunekit.core.runtime.backend import bytes_of
 from prunekit.core.runtime.compilation import compiled_reader
 
@@ -129,12 +129,8 @@ class _Segment:
                 set_keras_mask(tensor, mask)
             values[key] = tensor
         for step in self._steps:
-            _run_step(step, values)
+            step.compute(values)
         return _state([values[key] for key in self.writes])
-
-
-def _run_step(step: Step, values: dict[Key, Any]) -> None:
-    values.update(zip(step.writes, step.run([values[key] for key in step.reads]), strict=True))
 
 
 def _state(tensors: list[Any]) -> State:

@@ -120,7 +120,7 @@ class Bypass:
             switched.setdefault(id(block.exit), []).append(index)
         values = dict(zip(self._steps.inputs, self._steps.flat_inputs(batch), strict=True))
         for step in self._steps.steps:
-            values.update(zip(step.writes, step.run([values[key] for key in step.reads]), strict=True))
+            step.compute(values)
             for key in step.writes:
                 for index in switched.get(key, ()):
                     mask = get_keras_mask(values[key])
