@@ -11,7 +11,7 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.ops.numpy import Multiply
 
 from prunekit.anatomy.channels.graph_calls import Call, Graph
-from prunekit.anatomy.channels.recorded_calls import RecordedCall, recorded_model
+from prunekit.anatomy.channels.recorded_calls import RecordedCall, graph_call, recorded_model
 from prunekit.anatomy.graph.model_graph import (
     calls_of,
     graph_of,
@@ -27,12 +27,12 @@ Opened = Callable[[Any], RecordedCall | None]
 
 @dataclass(frozen=True, eq=False)
 class ReadGraphs:
-    """What was read of a model.
+    """The graphs of a model.
 
     Attributes:
-        main: Its graph.
+        main: The graph of the model itself.
         nested: id of a nested model -> its graph.
-        names: id of a layer, operation or nested model -> its name in the new model, where that is another.
+        names: id of a layer, operation or nested model -> its name in the new model, where the names differ.
     """
 
     main: Graph
@@ -46,7 +46,7 @@ def read_graphs(model: Any, opened: Opened | None, *, names_operations: bool = F
     Args:
         model: The model.
         opened: As for `LayerGraph`.
-        names_operations: True: operations inside opened layers, too, get the names of these before theirs.
+        names_operations: True if operations inside an opened layer, as layers do, get its name as a prefix of theirs.
 
     Raises:
         ValueError: The model has no graph, and its `call` cannot be followed.
@@ -62,12 +62,24 @@ class _Place:
     Attributes:
         taken: Name -> id of the layer or operation of this name in the present model.
         path: Names of the opened layers and nested models around the calls, each with "_" after it.
-        prefix: Likewise of the opened layers alone: the names of their layers begin with it.
+        prefix: Names of the opened layers alone, likewise: what the names of layers inside them begin with.
     """
 
     taken: dict[str, int]
     path: str = ""
     prefix: str = ""
+
+    def inside(self, operation: Any, *, renames: bool) -> _Place:
+        """Returns the place of the calls in an opened layer, model or operation.
+
+        Args:
+            operation: The layer, model or operation.
+            renames: True if its name becomes part of the prefix; otherwise names stay if they can.
+        """
+        path = f"{self.path}{operation.name}_"
+        # An operation inside an opened layer is named by its kind: its name is no prefix.
+        renames = renames and (not self.prefix or isinstance(operation, keras.layers.Layer))
+        return _Place(self.taken, path, path if renames else self.prefix)
 
 
 class _Reader:
@@ -78,30 +90,24 @@ class _Reader:
         self.names: dict[int, str] = {}
         self._model, self._opens, self._opened = model, opened is not None, opened or (lambda node: None)
         self._names_operations = names_operations
-        self._call = None if graph_of(model) is not None else self._opened(model) or recorded_model(model)
+        self._call = graph_call(model) or self._opened(model) or recorded_model(model)
         self._named: set[int] = set()
         self._computed: set[int] = set()
         self._sharing = self._models_that_share_layers()
 
     def main(self) -> Graph:
         """Returns the graph of the model."""
-        if self._call is None:
-            return self._graph(self._model)
-        inputs = self._call.args[0]
-        return self._read(self._model, self._call.nodes, inputs, self._call.outputs)
+        return self._read(self._model, self._call)
 
-    def _graph(self, model: Any) -> Graph:
-        graph = graph_of(model)
-        return self._read(model, calls_of(model), graph.input, graph.output)
-
-    def _read(self, model: Any, nodes: Sequence[Any], inputs: Any, outputs: Any) -> Graph:
+    def _read(self, model: Any, call: RecordedCall) -> Graph:
+        (inputs,) = call.args
         histories = [getattr(one, "_keras_history", None) for one in tensors_in(inputs)]
         layers = [one.operation for one in histories if one is not None and one.operation is not None]
-        layers += [node.operation for node in nodes if self._opened_node(node) is None]
+        layers += [node.operation for node in call.nodes if self._opened_node(node) is None]
         place = _Place({layer.name: id(layer) for layer in layers})
         tensors: dict[int, Any] = {}
-        calls = self._calls(nodes, tensors, place)
-        return Graph(model, inputs, with_tensors(outputs, tensors), calls)
+        calls = self._calls(call.nodes, tensors, place)
+        return Graph(model, inputs, with_tensors(call.outputs, tensors), calls)
 
     def _calls(self, nodes: Sequence[Any], tensors: dict[int, Any], place: _Place) -> list[Call]:
         """Returns the calls of nodes, with those inside opened layers.
@@ -119,8 +125,10 @@ class _Reader:
                 outputs = [self._output(one, tensors) for one in node.outputs]
                 found.append(self._call_of(node.operation, args, kwargs, outputs, place))
                 continue
-            inner_of = dict(zip(map(id, opened.inputs), tensors_in((args, kwargs)), strict=True))
-            found += self._calls(opened.nodes, inner_of, opened.place(place, node.operation))
+            inner = tensors_in((opened.args, opened.kwargs))
+            inner_of = dict(zip(map(id, inner), tensors_in((args, kwargs)), strict=True))
+            renames = self._opened(node) is not None
+            found += self._calls(opened.nodes, inner_of, place.inside(node.operation, renames=renames))
             results = keras.tree.flatten(with_tensors(opened.outputs, inner_of))
             tensors |= {id(old): new for old, new in zip(node.outputs, results, strict=True)}
         return found
@@ -136,14 +144,10 @@ class _Reader:
             set_keras_mask(tensors[id(tensor)], tensors.get(id(mask), mask))
         return tensors[id(tensor)]
 
-    def _opened_node(self, node: Any) -> _OpenedNode | None:
-        call = self._opened(node)
-        if call is not None:
-            return _OpenedNode(call.nodes, tensors_in((call.args, call.kwargs)), call.outputs, renames=True)
-        if id(node.operation) in self._sharing and _is_plain(node):
-            graph = graph_of(node.operation)
-            return _OpenedNode(calls_of(node.operation), graph.inputs, graph.output, renames=False)
-        return None
+    def _opened_node(self, node: Any) -> RecordedCall | None:
+        """Returns the calls that replace a node; None if it stays."""
+        shares = id(node.operation) in self._sharing and _is_plain(node)
+        return self._opened(node) or (graph_call(node.operation) if shares else None)
 
     def _call_of(self, operation: Any, args: Any, kwargs: Any, outputs: Sequence[Any], place: _Place) -> Call:
         """Returns the call of a layer or operation that stays; reads a nested model, once."""
@@ -151,8 +155,8 @@ class _Reader:
         if self._opens and type(operation) is Multiply and len(given) == 1:
             number: Any = next((one for one in args if one is not given[0]), None)
             if keras.ops.is_tensor(number) and number.ndim == 0 and "float" in given[0].dtype:
-                # Keras takes the product of a symbolic tensor and a constant for sparse, which layers inside an opened
-                # one may not accept, although the one around them does.
+                # Keras marks the product of a symbolic tensor and a constant as sparse. Layers inside an opened layer
+                # may refuse sparse inputs, although the opened layer accepts them.
                 name = _unused(f"{place.prefix}{operation.name}", place.taken) if place.prefix else operation.name
                 operation = keras.layers.Rescaling(float(number), dtype=outputs[0].dtype, name=name)
                 place.taken[name] = id(operation)
@@ -160,12 +164,13 @@ class _Reader:
         if id(operation) not in self._named:
             self._named.add(id(operation))
             self._name(operation, place)
-            if graph_of(operation) is not None:
-                self.nested[id(operation)] = self._graph(operation)
+            inner = graph_call(operation)
+            if inner is not None:
+                self.nested[id(operation)] = self._read(operation, inner)
         return Call(operation, args, kwargs, outputs)
 
     def _name(self, operation: Any, place: _Place) -> None:
-        """Gives a name that no other layer has: "a_b" may be "b" in "a", and "a_b" beside "a"."""
+        """Gives a name that no other layer has: "b" in "a" becomes "a_b", which may also be a layer beside "a"."""
         prefixed = self._names_operations or isinstance(operation, keras.layers.Layer)
         name = f"{place.prefix}{operation.name}" if prefixed and graph_of(operation) is None else str(operation.name)
         if place.taken.get(name, id(operation)) != id(operation):
@@ -177,7 +182,7 @@ class _Reader:
     def _models_that_share_layers(self) -> set[int]:
         """Returns the ids of the nested models with a layer that is also called outside of them."""
         called: dict[int, dict[int, Any]] = {}
-        self._collect(self._model, calls_of(self._model) if self._call is None else self._call.nodes, called)
+        self._collect(self._model, self._call.nodes, called)
         found = set()
         for key in called.keys() - {id(self._model)}:
             within, pending = set[int](), [key]
@@ -205,31 +210,6 @@ class _Reader:
         for one in called[id(model)].values():
             if graph_of(one) is not None and id(one) not in called:
                 self._collect(one, calls_of(one), called)
-
-
-@dataclass(frozen=True, eq=False)
-class _OpenedNode:
-    """The nodes that replace a node, the tensors that they read, and their results.
-
-    Attributes:
-        nodes: The nodes, in order of execution.
-        inputs: The tensors that they read.
-        outputs: What they compute, in the structure of the node's outputs.
-        renames: True if the layers get the name of the opened layer before theirs; otherwise names stay if they can.
-    """
-
-    nodes: Sequence[Any]
-    inputs: Sequence[Any]
-    outputs: Any
-    renames: bool
-
-    def place(self, outer: _Place, operation: Any) -> _Place:
-        """Returns the place of the nodes in an opened layer, model or operation."""
-        path = f"{outer.path}{operation.name}_"
-        if outer.prefix and not isinstance(operation, keras.layers.Layer):
-            # Of an operation in an opened layer, which it has a name by its kind in.
-            return _Place(outer.taken, path, outer.prefix)
-        return _Place(outer.taken, path, path if self.renames else outer.prefix)
 
 
 def _is_plain(node: Any) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from prunekit.anatomy.channels.keras_hub_calls import with_open_lengths
 from prunekit.anatomy.graph.example_inputs import declared_inputs
+from prunekit.anatomy.graph.model_graph import calls_of, graph_of, tensors_in, with_tensors
 from prunekit.anatomy.layers.layers import sublayers
 
 # Lengths that stand for open ones where a layer does not accept these: of the batch, and of other axes.
@@ -56,6 +57,12 @@ def recorded(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recor
         return RecordedCall(found.nodes, found.args, found.kwargs, found.outputs, repeatable)
     fixed = _recorded(layer, args, kwargs, BATCH)
     return None if fixed is None else replace(fixed, repeatable=False)
+
+
+def graph_call(model: Any) -> RecordedCall | None:
+    """Returns the calls in the graph of a model as those of a call on its inputs; None if it has no graph."""
+    graph = graph_of(model)
+    return None if graph is None else RecordedCall(tuple(calls_of(model)), (graph.input,), {}, graph.output, True)
 
 
 def recorded_model(model: Any) -> RecordedCall:
@@ -108,23 +115,16 @@ def recorded_function(function: Any, tensor: Any) -> list[Any] | None:
 
 
 def recorded_function_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedCall:
-    """Returns the operations in `function(*args, **kwargs)`; what it raises is raised.
+    """Returns the operations in `function(*args, **kwargs)`; errors of the function are raised.
 
     Args:
         function: A function of operations alone, which do the same for every batch size and in training.
-        args: Arguments with symbolic tensors, of which others are read in their place.
+        args: Arguments with symbolic tensors, which new ones replace.
         kwargs: Keyword arguments, likewise.
     """
-    fresh: dict[int, Any] = {}
-
-    def symbol(value: Any) -> Any:
-        if not isinstance(value, keras.KerasTensor):
-            return value
-        return fresh.setdefault(id(value), keras.KerasTensor(value.shape, dtype=value.dtype, name=value.name))
-
-    args, kwargs = keras.tree.map_structure(symbol, (args, kwargs))
+    args, kwargs = _with_new_tensors((args, kwargs))
     outputs = function(*args, **kwargs)
-    nodes = _nodes_between(keras.tree.flatten(outputs), {id(tensor) for tensor in fresh.values()})
+    nodes = _nodes_between(keras.tree.flatten(outputs), set(map(id, tensors_in((args, kwargs)))))
     return RecordedCall(tuple(nodes or ()), args, kwargs, outputs, repeatable=True)
 
 
@@ -160,23 +160,13 @@ def _recorded(
         batch: A length for the batch, with lengths for other open axes; None to leave them open.
         values: Pairs of weights and other values for them.
     """
-    fresh: dict[int, Any] = {}
-
-    def symbol(value: Any) -> Any:
-        if not isinstance(value, keras.KerasTensor):
-            return value
-        if id(value) not in fresh:
-            shape = value.shape if batch is None else (batch, *(OTHERS if n is None else n for n in value.shape[1:]))
-            fresh[id(value)] = keras.KerasTensor(shape, dtype=value.dtype, name=value.name)
-        return fresh[id(value)]
-
-    args, kwargs = keras.tree.map_structure(symbol, (args, kwargs))
+    args, kwargs = _with_new_tensors((args, kwargs), batch)
     before = _lengths(layer)
     losses = len(layer._losses)
     try:
         with keras.StatelessScope(state_mapping=values) as scope, with_open_lengths(layer):
             outputs = layer.call(*args, **kwargs)
-        nodes = _nodes_between(keras.tree.flatten(outputs), {id(tensor) for tensor in fresh.values()})
+        nodes = _nodes_between(keras.tree.flatten(outputs), set(map(id, tensors_in((args, kwargs)))))
     except Exception:  # noqa: BLE001  # a user's code may raise anything on tensors without values
         return None
     finally:
@@ -185,6 +175,15 @@ def _recorded(
         _forget(before)
     pure = pure and len(scope.state_mapping) == len(values)
     return None if nodes is None else RecordedCall(tuple(nodes), args, kwargs, outputs, pure)
+
+
+def _with_new_tensors(arguments: Any, batch: int | None = None) -> Any:
+    """Returns arguments with a new symbolic tensor in the place of each one; `batch` as for `_recorded`."""
+    new = {}
+    for one in tensors_in(arguments):
+        shape = one.shape if batch is None else (batch, *(OTHERS if n is None else n for n in one.shape[1:]))
+        new[id(one)] = keras.KerasTensor(shape, dtype=one.dtype, name=one.name)
+    return with_tensors(arguments, new)
 
 
 def _lengths(layer: Any) -> list[tuple[list[Any], int]]:
