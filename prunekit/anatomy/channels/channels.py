@@ -17,8 +17,14 @@ from prunekit.anatomy.channels.channel_layers import layer_rule
 from prunekit.anatomy.channels.channel_links import STAYS, Links, WeightAxes
 from prunekit.anatomy.channels.channel_operations import operation_rule
 from prunekit.anatomy.channels.keras_hub_calls import lost_mask
-from prunekit.anatomy.channels.recorded_calls import RecordedCall, recorded, recorded_function, recorded_model
-from prunekit.anatomy.graph.model_graph import calls_of, graph_of, tensors_in
+from prunekit.anatomy.channels.recorded_calls import (
+    RecordedCall,
+    graph_call,
+    recorded,
+    recorded_function,
+    recorded_model,
+)
+from prunekit.anatomy.graph.model_graph import tensors_in
 from prunekit.anatomy.layers.model_weights import check_built, weights_in
 
 OUTPUT = "an output of the model"
@@ -121,7 +127,7 @@ def find_channels(model: Any, approximate: Sequence[str] = ()) -> Channels:
 
     Args:
         model: The model.
-        approximate: Layers that are no walls, because an approximation is allowed; see `APPROXIMATIONS`.
+        approximate: Layers that keep no channels, because an approximation is allowed; see `APPROXIMATIONS`.
 
     Raises:
         TypeError: `model` is not a Keras 3 model.
@@ -129,12 +135,7 @@ def find_channels(model: Any, approximate: Sequence[str] = ()) -> Channels:
     """
     check_built(model)
     walk = _Walk(approximate)
-    graph = graph_of(model)
-    if graph is not None:
-        outputs = walk.graph(model, [Axes.fixed(tensor.shape) for tensor in graph.inputs])
-    else:
-        outputs = walk.without_graph(model)
-    walk.links.keep_all(outputs, OUTPUT)
+    walk.links.keep_all(walk.model(model), OUTPUT)
     return _grouped(model, walk)
 
 
@@ -149,18 +150,12 @@ class _Walk:
         self.opened: dict[int, RecordedCall] = {}
         self.met: dict[int, list[np.ndarray]] = {}
 
-    def graph(self, model: Any, inputs: Sequence[Axes]) -> list[Axes]:
-        """Returns the axes of the outputs of a model with a graph."""
-        graph = graph_of(model)
-        facts = {id(tensor): axes for tensor, axes in zip(graph.inputs, inputs, strict=True)}
-        self._nodes(calls_of(model), facts)
-        return [facts[id(tensor)] for tensor in keras.tree.flatten(graph.output)]
-
-    def without_graph(self, model: Any) -> list[Axes]:
-        """Returns the axes of the outputs of a model whose `call` is recorded."""
-        call = recorded_model(model)
-        self.opened[id(model)] = call
-        return self._inside(call, [Axes.fixed(one.shape) for one in keras.tree.flatten(call.args)])
+    def model(self, model: Any) -> list[Axes]:
+        """Returns the axes of the outputs of the whole model, whose `call` is recorded if it has no graph."""
+        call = graph_call(model)
+        if call is None:
+            call = self.opened[id(model)] = recorded_model(model)
+        return self._through(call, [Axes.fixed(one.shape) for one in tensors_in(call.args)])
 
     def follow(self, layer: Any, *inputs: Axes) -> list[Axes]:
         """Returns the axes of the outputs of a layer inside the present one."""
@@ -198,7 +193,7 @@ class _Walk:
         return Axes(tuple(variable.shape), axes)
 
     def call(self, call: Call) -> list[Axes]:
-        """Returns the axes of the outputs of one call; what no rule describes keeps all channels that it meets."""
+        """Returns the axes of the outputs of a call; a call without a rule keeps the channels of its inputs."""
         operation = call.operation
         with self.links.at(operation.name):
             try:
@@ -216,8 +211,9 @@ class _Walk:
             if rule is None:
                 raise NotFollowedError(f"the operation {type(operation).__name__} is not known")
             return list(rule(self, call))
-        if graph_of(operation) is not None:
-            return self.graph(operation, keras.tree.flatten(call.argument("inputs", 0)))
+        graph = graph_call(operation)
+        if graph is not None:
+            return self._through(graph, keras.tree.flatten(call.argument("inputs", 0)))
         rule = layer_rule(operation)
         if rule is not None:
             return list(rule(self, call))
@@ -237,7 +233,10 @@ class _Walk:
         self.opened[id(node)] = found
         if not found.repeatable:
             raise NotFollowedError(f"a layer of type {kind}, which cannot be replaced by the layers inside it")
-        made = self._inside(found, call.inputs)
+        # Lengths that are open outside may be fixed here.
+        shapes = [tuple(one.shape) for one in tensors_in((found.args, found.kwargs))]
+        inputs = [replace(axes, shape=shape) for axes, shape in zip(call.inputs, shapes, strict=True)]
+        made = self._through(found, inputs)
         weights = (self.links.weights.get(id(variable)) for variable in layer.variables)
         self.met[id(node)] = [
             *(numbers for one in [*call.inputs, *made] for numbers in one.channels if numbers is not None),
@@ -245,10 +244,9 @@ class _Walk:
         ]
         return made
 
-    def _inside(self, call: RecordedCall, inputs: Sequence[Axes]) -> list[Axes]:
-        tensors = tensors_in((call.args, call.kwargs))
-        # Lengths that are open outside may be fixed here.
-        facts = {id(one): replace(axes, shape=tuple(one.shape)) for one, axes in zip(tensors, inputs, strict=True)}
+    def _through(self, call: RecordedCall, inputs: Sequence[Axes]) -> list[Axes]:
+        """Returns the axes of the outputs of calls, for those of the tensors in the arguments."""
+        facts = dict(zip(map(id, tensors_in((call.args, call.kwargs))), inputs, strict=True))
         self._nodes(call.nodes, facts)
         return [facts[id(tensor)] for tensor in keras.tree.flatten(call.outputs)]
 

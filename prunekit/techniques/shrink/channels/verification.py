@@ -8,8 +8,8 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.channels.channels import Channels
+from prunekit.anatomy.channels.recorded_calls import graph_call
 from prunekit.anatomy.channels.weight_entries import zeroed
-from prunekit.anatomy.graph.model_graph import graph_of
 from prunekit.core.data.calibration import batches_of
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.shrink.graph.kept_statistics import kept_statistics
@@ -105,8 +105,7 @@ def _examples(channels: Channels, data: Any) -> Any:
     if data is not None:
         inputs, _ = next(iter(batches_of(data)))
         return keras.tree.map_structure(lambda array: array[:EXAMPLES], inputs)
-    graph, call = graph_of(channels.model), channels.opened.get(id(channels.model))
-    declared = call.args[0] if call is not None else graph.input
+    call = graph_call(channels.model) or channels.opened[id(channels.model)]
     draw = np.random.default_rng(0)
 
     def drawn(tensor: Any) -> np.ndarray:
@@ -120,4 +119,4 @@ def _examples(channels: Channels, data: Any) -> Any:
         # Numbers of any vocabulary; none is padding.
         return np.ones(shape, dtype)
 
-    return keras.tree.map_structure(drawn, declared)
+    return keras.tree.map_structure(drawn, call.args[0])
