@@ -87,7 +87,7 @@ class Channels:
     Attributes:
         model: The model.
         groups: The groups of channels that can be removed.
-        stops: What keeps the other channels, with reasons.
+        stops: The layers and operations that keep the other channels, with reasons.
         channel_of: The channel of each number in `links`: numbers that are tied have the same channel.
         links: Weights, and arguments of layers, that depend on channels.
         opened: id of a call's node -> the calls inside it.
@@ -285,7 +285,7 @@ def _grouped(model: Any, walk: _Walk) -> Channels:
     whole = {frozenset(group.channels.tolist()) for group in groups}
     separate = [one for one in links.even if not (_is_free(one, of, links.even) and _is_whole(one, of, whole))]
     if links.even:
-        # Elsewhere the channels at the same place of every part go together.
+        # In the other matrices, the channels at the same place of every part are removed together.
         edges += [(np.repeat(m[0], m.shape[0] - 1), m[1:].T.reshape(-1)) for m in separate]
         of = _components(links.size, edges)
         free = (one for one in links.even if not any(one is other for other in separate))
@@ -322,7 +322,7 @@ def _groups(links: Links, of: np.ndarray, parts: dict[int, np.ndarray], names: d
     for *_, found in rows:
         signature[np.unique(found)] += draw.integers(1, 2**63, dtype=np.uint64)
     for together in parts.values():
-        # Parts in weights of their own, such as the two directions of a layer, are one group all the same.
+        # Parts in weights of their own, such as the two directions of a layer, are one group, too.
         signature[of[together]] = signature[of[together[0, 0]]]
     channels: dict[int, np.ndarray] = {}
     members: dict[int, list[Member]] = {}
@@ -333,7 +333,7 @@ def _groups(links: Links, of: np.ndarray, parts: dict[int, np.ndarray], names: d
         for value in dict.fromkeys(signature[flat].tolist()):
             channels.setdefault(value, flat[signature[flat] == value])
             members.setdefault(value, []).append(Member(_name(axes, names), axis, found))
-    # In the order of the model's layers: branches may be followed in another one.
+    # In the order of the model's layers; branches may be followed in another order.
     places = {weight.name: place for place, weight in enumerate(names.values())}
     order = sorted(channels, key=lambda value: places.get(members[value][0].weight, len(places)))
     titles = {int(of[number]): title for number, title in links.titles.items()}

@@ -53,7 +53,7 @@ class Call:
 
     @property
     def has_default_options(self) -> bool:
-        """True if each keyword argument is None or its default: Keras writes defaults such as training=False down."""
+        """True if each keyword argument is None or its default; Keras records defaults such as training=False, too."""
         defaults = inspect.signature(self.operation.call).parameters if self.kwargs else {}
         return all(
             value is None or (name in defaults and value is defaults[name].default)
@@ -104,9 +104,9 @@ class Graph:
 
     @property
     def is_chain(self) -> bool:
-        """True if the calls are those of layers, each of the output before it alone, as in a Sequential model."""
+        """True if each call is that of a layer on the output of the call before it alone, as in a Sequential model."""
         tensor = self.inputs
-        # The config of a Sequential model names a layer once that is called twice.
+        # In the config of a Sequential model, a layer that is called twice would stand once.
         if len({id(call.operation) for call in self.calls}) < len(self.calls):
             return False
         for call in self.calls:
@@ -121,7 +121,7 @@ class Graph:
         return not self.is_output(old) or not (self.is_output(new) or self.is_input(new))
 
     def replace(self, old: Any, new: Any) -> None:
-        """Lets every reader of `old`, and the outputs, read `new`; then drops calls that no output depends on."""
+        """Replaces `old` by `new` in all arguments and outputs, then drops the calls that no output depends on."""
 
         def other(tensor: Any) -> Any:
             return new if tensor is old else tensor

@@ -129,7 +129,7 @@ def recorded_function_of(function: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _constants(nodes: Sequence[Any]) -> list[str]:
-    """Returns what the calls do, apart from their tensors."""
+    """Returns a text for each call: its operation, with settings and arguments other than tensors."""
 
     def plain(leaf: Any) -> Any:
         return "" if isinstance(leaf, keras.KerasTensor) else leaf
@@ -238,7 +238,7 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def _has_open_lengths(call: RecordedCall) -> bool:
-    """Returns True if an operation holds an open length as a number, which it cannot compute with."""
+    """Returns True if a setting of an operation is a shape with an open length, which the operation cannot compute."""
     shapes = (getattr(node.operation, name, None) for node in call.nodes for name in ("newshape", "shape"))
     return any(isinstance(shape, tuple | list) and None in shape for shape in shapes)
 

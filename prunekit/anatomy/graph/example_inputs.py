@@ -77,7 +77,7 @@ def example_inputs(model: Any, inputs: Any) -> Any:
             then those of the declared inputs, or float32 without declared inputs.
 
     Raises:
-        TypeError: `inputs` are of another kind.
+        TypeError: `inputs` are neither arrays or tensors nor shapes.
         ValueError: A shape does not fit the declared input; an input is missing, or has another name.
     """
     declared = declared_inputs(model)

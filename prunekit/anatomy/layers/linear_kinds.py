@@ -59,14 +59,14 @@ def input_cells(layer: Any) -> list[Any]:
 
 
 def unusual_state(layer: Any) -> str:
-    """Returns why a layer's kernel is not all that it multiplies with, as in "has LoRA weights", or ""."""
+    """Returns why a layer multiplies its inputs by more than its kernel, as in "has LoRA weights", or ""."""
     if getattr(layer, "quantization_mode", None) is not None:
         return "is quantized"
     return "has LoRA weights" if getattr(layer, "lora_enabled", False) else ""
 
 
 def is_linear(activation: Any) -> bool:
-    """Returns True for the activation that changes nothing."""
+    """Returns True for None and the linear activation."""
     return activation is None or activation is keras.activations.linear
 
 
@@ -133,7 +133,7 @@ def is_fixed_normalization(layer: Any) -> bool:
 
 
 def scale_and_shift(layer: Any, value: Callable[[str], Any]) -> tuple[Any, Any]:
-    """Returns what a batch normalization multiplies with and then adds in inference, for each channel.
+    """Returns the factor of each channel in a batch normalization in inference, and what is added after that.
 
     Args:
         layer: The layer.

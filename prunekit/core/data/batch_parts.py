@@ -1,4 +1,4 @@
-"""Batches of fewer examples, so that what a model computes in one of them has a bounded size."""
+"""Splits batches, so that the outputs of a model's calls have a bounded size on each part."""
 
 import functools
 import math

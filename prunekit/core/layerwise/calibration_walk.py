@@ -178,7 +178,7 @@ class _Walk:
         return [values[id(tensor)] for tensor in graph.outputs]
 
     def _outputs(self, operation: Any, arguments: _Computed, read: Sequence[bool]) -> list[_Column]:
-        """Returns the columns of a call's outputs; of those that nothing reads, without values."""
+        """Returns the columns of a call's outputs; outputs that nothing reads are not computed."""
         function = self._visit(Call(operation, arguments))
         computed = _Computed([arguments], len(arguments), lambda found: function(found[0]).each(keras.tree.flatten))
         columns: list[_Column] = [_entry(computed, at) for at in range(len(read))]

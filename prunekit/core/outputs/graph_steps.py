@@ -103,7 +103,7 @@ def steps_of(model: Any, example: Any) -> Steps:
 
 
 def run_released(model: Any, inputs: Any) -> None:
-    """Runs a model in inference, for what observes its layers; each tensor is freed when no later call reads it.
+    """Runs a model in inference, for observers of its layers; each tensor is freed when no later call reads it.
 
     The call of a functional model that is not compiled keeps all tensors until it ends.
 

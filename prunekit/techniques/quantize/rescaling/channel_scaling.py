@@ -97,7 +97,7 @@ def wide_value(variable: Any) -> np.ndarray:
 
 
 def rescale(scaling: ChannelScaling, factors: np.ndarray) -> list[tuple[Any, np.ndarray]]:
-    """Returns the weights with which the producer's outputs are multiplied by factors, and the readers' are unchanged.
+    """Returns the weights with which the producer's outputs are multiplied by factors; those of its readers stay.
 
     Zeros stay zeros. Batch statistics, slopes of PReLU and states of optimizers stay as they are.
 
@@ -109,7 +109,7 @@ def rescale(scaling: ChannelScaling, factors: np.ndarray) -> list[tuple[Any, np.
         Pairs (variable, new values), in float32, or in float64 for variables in float64.
 
     Raises:
-        ValueError: The factors are others.
+        ValueError: The shape differs, or a factor is not finite or not above zero.
     """
     return storable(rescaled(scaling, factors, wide_value))
 
@@ -123,7 +123,7 @@ def rescaled(scaling: ChannelScaling, factors: np.ndarray, value: Values) -> lis
         value: Returns the values of a variable that are multiplied, for scalings that are applied one after the other.
 
     Raises:
-        ValueError: The factors are others.
+        ValueError: The shape differs, or a factor is not finite or not above zero.
     """
     factors = np.asarray(factors, "float64")
     if factors.shape != (scaling.channels,) or not (np.isfinite(factors) & (factors > 0)).all():

@@ -159,7 +159,7 @@ class _Finder:
         return getattr(variable, "constraint", None) is None and self._holders[id(variable)] == 1
 
     def _readers_of(self, tensor: Any, layout: _Layout) -> list[tuple[Unit, ChannelWeight]]:
-        """Returns the units that multiply a tensor, with each of their kernels; none if it is needed otherwise."""
+        """Returns the units that multiply a tensor, with each of their kernels; none if anything else reads it."""
         found, pending = [], [(tensor, layout)]
         while pending:
             tensor, layout = pending.pop(0)

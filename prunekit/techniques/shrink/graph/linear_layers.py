@@ -28,7 +28,7 @@ from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
 
 L = keras.layers
 
-# What is left of a layer's weights: values by attribute, and the entries of its config that differ.
+# The new weights of a layer, by attribute, and the entries of its config that change.
 Written = tuple[dict[str, np.ndarray], dict[str, Any]]
 
 
