@@ -14,7 +14,7 @@ import keras
 from prunekit.anatomy.graph.example_inputs import example_inputs, symbolic_call
 from prunekit.anatomy.graph.flow import Flow, Seen, SymbolicPass, gradient_flow
 from prunekit.anatomy.graph.model_graph import calls_of, graph_of, tensors_in
-from prunekit.anatomy.graph.watching import watching
+from prunekit.anatomy.graph.watching import watching_outside_loops
 from prunekit.anatomy.layers.counting import Call, Shape, Sources
 from prunekit.anatomy.layers.layers import is_repeater, macs, multiplied_by, own_variables, steps_of, sublayers
 
@@ -224,23 +224,15 @@ def trace(model: Any, prepared: tuple[tuple, dict, int], *, training: bool = Fal
 def _one_pass(found: Trace, one: _Pending, *, training: bool) -> list[_Pending]:
     """Counts the layer calls of the pass and returns the inner passes that are still to be run."""
     calls: list[Seen] = []
-    inside: list[Any] = []
 
     def see(original: Callable[..., Any], layer: Any, args: tuple, kwargs: dict) -> Any:
-        if inside:
-            return original(layer, *args, **kwargs)
-        if is_repeater(layer):
-            # The backend may call the inner layer once, in a loop, or never, so a separate pass counts the inner layer.
-            inside.append(layer)
-        try:
-            outputs = original(layer, *args, **kwargs)
-        finally:
-            inside.clear()
+        outputs = original(layer, *args, **kwargs)
         calls.append(Seen(layer, tuple(_tensors(_in_order(layer, args, kwargs))), tuple(_tensors(outputs))))
         return outputs
 
     symbolic = _Symbolic(one.function)
-    with watching(see):
+    # A separate pass counts the inner layers of loops.
+    with watching_outside_loops(see):
         symbolic.compute_output_spec(*one.args, **one.kwargs, training=training)
     inputs = symbolic.received
     dependent = one.dependent or (False,) * len(inputs)

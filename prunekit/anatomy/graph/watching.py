@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from prunekit.anatomy.layers.layers import is_repeater
+
 _ONE_AT_A_TIME = threading.RLock()
 _WATCHED = threading.local()
 
@@ -30,6 +32,29 @@ def watching(see: Callable[[Callable[..., Any], Any, tuple, dict], Any]) -> Iter
         finally:
             _WATCHED.depth -= 1
             keras.layers.Layer.__call__ = original
+
+
+@contextmanager
+def watching_outside_loops(see: Callable[[Callable[..., Any], Any, tuple, dict], Any]) -> Iterator[None]:
+    """`watching` without the calls inside recurrent and time-distributed layers.
+
+    The backend may call the inner layer once, in a loop, or never.
+    """
+    loops: list[Any] = []
+
+    def outside(original: Callable[..., Any], layer: Any, args: tuple, kwargs: dict) -> Any:
+        def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_repeater(layer):
+                loops.append(layer)
+            try:
+                return original(layer, *args, **kwargs)
+            finally:
+                loops.clear()
+
+        return original(layer, *args, **kwargs) if loops else see(called, layer, args, kwargs)
+
+    with watching(outside):
+        yield
 
 
 def is_watched() -> bool:

@@ -10,8 +10,7 @@ import numpy as np
 from keras import ops
 
 from prunekit.anatomy.graph.example_inputs import declared_inputs
-from prunekit.anatomy.graph.watching import watching
-from prunekit.anatomy.layers.layers import is_repeater
+from prunekit.anatomy.graph.watching import watching_outside_loops
 from prunekit.anatomy.layers.linear_kinds import is_normalization
 
 # Examples that are looked at. A deviation from the moving mean that is so many times as large as the moving variance
@@ -36,7 +35,7 @@ def scale_problem(model: Any, inputs: Any) -> str | None:
     seen = _Seen()
     few = _first_examples(model, inputs)
     seen.know(few, normalized=False)
-    with watching(seen), keras.StatelessScope():
+    with watching_outside_loops(seen), keras.StatelessScope():
         model(few, training=False)
     if not seen.found:
         return None
@@ -69,7 +68,7 @@ class _Seen:
     def __init__(self) -> None:
         self.found: list[str] = []
         self._at_input = True
-        self._inside_loop = self._any_normalized = False
+        self._any_normalized = False
         # Address of a tensor -> the tensor, so that the address stays its own, and whether it was normalized.
         self._known: dict[int, tuple[Any, bool]] = {}
 
@@ -85,16 +84,12 @@ class _Seen:
         return any(self._known.get(id(one), (one, self._any_normalized))[1] for one in given)
 
     def __call__(self, original: Callable[..., Any], layer: Any, args: tuple, kwargs: dict) -> Any:
-        if self._inside_loop or not args:
+        if not args:
             return original(layer, *args, **kwargs)
         # What a later one reads depends on weights more than on the scale of the data.
         normalized = self._is_normalized(args, kwargs)
         ratio = _ratio_to_moving(layer, args[0]) if is_normalization(layer) and not normalized else None
-        self._inside_loop = is_repeater(layer)
-        try:
-            outputs = original(layer, *args, **kwargs)
-        finally:
-            self._inside_loop = False
+        outputs = original(layer, *args, **kwargs)
         self._any_normalized |= is_normalization(layer)
         self.know(outputs, normalized=normalized or is_normalization(layer))
         if ratio is not None:

@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from prunekit.anatomy.graph.example_inputs import declared_inputs, symbolic_call
-from prunekit.anatomy.graph.watching import watching
+from prunekit.anatomy.graph.watching import watching_outside_loops
 from prunekit.anatomy.layers.layers import is_repeater, sublayers
 
 # Size of an axis whose length the model leaves open.
@@ -45,26 +45,17 @@ def layer_calls(model: Any, args: Any, kwargs: Any = None) -> list[LayerCall]:
         kwargs: Keyword arguments of the call.
     """
     calls: list[LayerCall] = []
-    inside: list[Any] = []
 
     def see(original: Any, layer: Any, args: tuple, kwargs: dict) -> Any:
-        if inside:
-            return original(layer, *args, **kwargs)
-        repeats = is_repeater(layer)
-        if repeats:
-            inside.append(layer)
-        try:
-            outputs = original(layer, *args, **kwargs)
-        finally:
-            inside.clear()
+        outputs = original(layer, *args, **kwargs)
         call = LayerCall(layer, _tensors((args, kwargs)), _tensors(outputs))
         # Dropout returns its input itself, which would look like an output that two layers read.
         passes_on = all(any(one is other for other in call.inputs) for one in call.outputs)
-        if (repeats or not sublayers(layer)) and not passes_on:
+        if (is_repeater(layer) or not sublayers(layer)) and not passes_on:
             calls.append(call)
         return outputs
 
-    with watching(see), keras.StatelessScope():
+    with watching_outside_loops(see), keras.StatelessScope():
         model(*args, **(kwargs or {}), training=False)
     return calls
 

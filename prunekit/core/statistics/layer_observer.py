@@ -9,8 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from prunekit.anatomy.graph.watching import watching
-from prunekit.anatomy.layers.layers import is_repeater
+from prunekit.anatomy.graph.watching import watching_outside_loops
 from prunekit.core.runtime import patching
 
 # Activation functions at a model's end that losses invert.
@@ -32,18 +31,10 @@ def observe(
     state (moving averages, random seeds) stays unchanged. `values` are pairs (variable, tensor that the pass reads in
     its place).
     """
-    inside: list[Any] = []
 
     def watched(original: Callable[..., Any], layer: Any, args: tuple, kwargs: dict) -> Any:
-        if inside:
-            return original(layer, *args, **kwargs)
-        if is_repeater(layer):
-            inside.append(layer)
-        try:
-            with _hearing_activation(layer) as heard:
-                outputs = original(layer, *args, **kwargs)
-        finally:
-            inside.clear()
+        with _hearing_activation(layer) as heard:
+            outputs = original(layer, *args, **kwargs)
         after = _first_float(outputs)
         if after is not None:
             # A layer that is itself an activation has no `activation` to wrap: its input is the value before it.
@@ -56,7 +47,7 @@ def observe(
     for pair in values:
         # Given to the constructor, tensors would be cast to the type of their variables.
         scope.add_update(pair)
-    with watching(watched), scope:
+    with watching_outside_loops(watched), scope:
         return model(inputs, training=training)
 
 
