@@ -17,6 +17,7 @@ from keras import ops
 
 from prunekit.anatomy.layers.counting import einsum_labels
 from prunekit.anatomy.layers.layers import refusal
+from prunekit.anatomy.layers.linear_kinds import CONVOLUTIONS, DEPTHWISE, SEPARABLE, TRANSPOSED
 from prunekit.anatomy.layers.targets import Target
 from prunekit.core.runtime import backend
 from prunekit.sparsity.array_ops import ops_for
@@ -356,9 +357,6 @@ def _transposed_convolution(layer: Any, args: tuple, choice: Choice) -> Any:
 
 def _first_rules() -> list[tuple[Any, str, Rows]]:
     layers = keras.layers
-    convolutions = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
-    depthwise = (layers.DepthwiseConv1D, layers.DepthwiseConv2D)
-    transposed = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
     rules: list[tuple[Any, str, Rows]] = [
         (layers.Dense.call, "kernel", _dense),
         (layers.EinsumDense.call, "kernel", _einsum),
@@ -369,10 +367,10 @@ def _first_rules() -> list[tuple[Any, str, Rows]]:
         (layers.LSTMCell.call, "recurrent_kernel", _state),
         (layers.GRUCell.call, "kernel", _dense),
     ]
-    rules += [(layer.call, "kernel", _convolution) for layer in convolutions]
-    rules += [(layer.call, "kernel", _depthwise) for layer in depthwise]
-    rules += [(layer.call, "kernel", _transposed_convolution) for layer in transposed]
-    for layer in (layers.SeparableConv1D, layers.SeparableConv2D):
+    rules += [(layer.call, "kernel", _convolution) for layer in CONVOLUTIONS]
+    rules += [(layer.call, "kernel", _depthwise) for layer in DEPTHWISE]
+    rules += [(layer.call, "kernel", _transposed_convolution) for layer in TRANSPOSED]
+    for layer in SEPARABLE:
         rules += [(layer.call, "depthwise_kernel", _depthwise), (layer.call, "pointwise_kernel", _pointwise)]
     return rules
 

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.layers.layers import weights_of
+from prunekit.anatomy.layers.linear_kinds import TRANSPOSED
 from prunekit.anatomy.layers.model_weights import check_built, places
 from prunekit.anatomy.records.reports import LayerError
 from prunekit.core.data.calibration import CheckedData, batches_of
@@ -312,11 +313,10 @@ def _grid_of(options: QuantizationOptions, bits: int, weight: RoundedWeight, val
 
 
 def _check_dilations(model: Any) -> None:
-    transposed = keras.layers.Conv1DTranspose | keras.layers.Conv2DTranspose | keras.layers.Conv3DTranspose
     found = [
         one.name
         for one in model._flatten_layers()
-        if isinstance(one, transposed) and max(_sizes(one.dilation_rate)) > 1
+        if isinstance(one, TRANSPOSED) and max(_sizes(one.dilation_rate)) > 1
     ]
     if found:
         raise ValueError(
