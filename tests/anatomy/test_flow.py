@@ -5,7 +5,7 @@ from keras import layers as L
 
 from prunekit.anatomy.cost.cost import cost
 from prunekit.anatomy.graph import flow, tracing
-from prunekit.anatomy.graph.flow import Seen, SymbolicPass
+from prunekit.anatomy.graph.flow import LayerCall, SymbolicPass
 
 
 def dense(units, name):
@@ -26,7 +26,7 @@ def in_order(calls, inputs, dependent, trained, **options):
 def test_without_a_graph_what_follows_a_trained_weight_depends_on_it():
     first, second, third = dense(4, "a"), dense(4, "b"), dense(4, "c")
     x, early, hidden, made, out = tensors(5)
-    calls = [Seen(first, (x,), (early,)), Seen(second, (x,), (hidden,)), Seen(third, (made, x), (out,))]
+    calls = [LayerCall(first, (x,), (early,)), LayerCall(second, (x,), (hidden,)), LayerCall(third, (made, x), (out,))]
     found = in_order(calls, [x], [False], second.trainable_variables)
     assert [found.depends(call) for call in calls] == [(False,), (False,), (True, False)]
     assert [found.receives(call) for call in calls] == [(False,), (True,), (True,)]
@@ -36,7 +36,7 @@ def test_without_a_graph_integers_get_no_gradient_and_nothing_does_that_is_not_n
     layer = dense(4, "a")
     x, out = tensors(2)
     numbers = np.zeros((1, 4), "int32")
-    calls = [Seen(layer, (x,), (out, numbers))]
+    calls = [LayerCall(layer, (x,), (out, numbers))]
     assert in_order(calls, [x], [True], layer.variables).receives(calls[0]) == (True, False)
     assert in_order(calls, [x], [True], layer.variables, needed=False).receives(calls[0]) == (False, False)
 
@@ -44,7 +44,7 @@ def test_without_a_graph_integers_get_no_gradient_and_nothing_does_that_is_not_n
 def test_without_a_graph_the_state_of_a_step_depends_on_the_step_before():
     layer = dense(4, "a")
     x, state, out = tensors(3)
-    calls = [Seen(layer, (x, state), (out, out))]
+    calls = [LayerCall(layer, (x, state), (out, out))]
     assert in_order(calls, [x, state], [False, False], (), repeated=True).depends(calls[0]) == (False, True)
 
 

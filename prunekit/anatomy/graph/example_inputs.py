@@ -50,12 +50,17 @@ def input_words(declared: Any, number: int) -> str:
 
 def fixed_batch(model: Any) -> int | None:
     """Returns the batch size that the model's declared inputs fix, or None if any batch size is accepted."""
-    leaves = [tensor for tensor in keras.tree.flatten(declared_inputs(model)) if _is_tensor(tensor)]
-    return next((tensor.shape[0] for tensor in leaves if tensor.shape[0] is not None), None)
+    sizes = (tensor.shape[0] for tensor in arrays_in(declared_inputs(model)))
+    return next((size for size in sizes if size is not None), None)
 
 
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def arrays_in(structure: Any) -> list[Any]:
+    """Returns the arrays and tensors in a structure, symbolic ones included, in order."""
+    return list(filter(_is_tensor, keras.tree.flatten(structure)))
 
 
 def _is_shape(value: Any) -> bool:

@@ -14,8 +14,14 @@ import keras
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """One layer call of a symbolic pass, with its symbolic tensors: inputs in the order of `call`'s signature."""
+class LayerCall:
+    """One layer call with its tensors.
+
+    Attributes:
+        layer: The layer.
+        inputs: Tensors among its arguments; in a symbolic pass, in the order of `call`'s signature.
+        outputs: Tensors that it returned.
+    """
 
     layer: Any
     inputs: tuple[Any, ...]
@@ -37,7 +43,7 @@ class SymbolicPass:
             in the places of all inputs but the first.
     """
 
-    calls: Sequence[Seen]
+    calls: Sequence[LayerCall]
     inputs: Sequence[Any]
     dependent: Sequence[bool]
     outputs: Sequence[Any]
@@ -49,10 +55,10 @@ class SymbolicPass:
 class Flow(Protocol):
     """Gradient flow through the layer calls of one pass."""
 
-    def depends(self, call: Seen) -> tuple[bool, ...]:
+    def depends(self, call: LayerCall) -> tuple[bool, ...]:
         """Returns, for each input of the call, True if the input depends on a trained weight."""
 
-    def receives(self, call: Seen) -> tuple[bool, ...]:
+    def receives(self, call: LayerCall) -> tuple[bool, ...]:
         """Returns, for each output of the call, True if the output gets a gradient."""
 
 
@@ -88,10 +94,10 @@ class _InGraph:
             self._dependent = self._onwards(begins)
         self._received = self._dependent & self._backwards(outputs if seen.needed else [])
 
-    def depends(self, call: Seen) -> tuple[bool, ...]:
+    def depends(self, call: LayerCall) -> tuple[bool, ...]:
         return tuple(self._is_in(self._dependent, tensor) for tensor in call.inputs)
 
-    def receives(self, call: Seen) -> tuple[bool, ...]:
+    def receives(self, call: LayerCall) -> tuple[bool, ...]:
         return tuple(self._is_in(self._received, tensor) for tensor in call.outputs)
 
     def _is_in(self, names: set[str], tensor: Any) -> bool:
@@ -159,8 +165,8 @@ class _InOrder:
             outputs = (known[id(tensor)] and _differentiable(tensor) and seen.needed for tensor in call.outputs)
             self._answers[id(call)] = inputs, tuple(outputs)
 
-    def depends(self, call: Seen) -> tuple[bool, ...]:
+    def depends(self, call: LayerCall) -> tuple[bool, ...]:
         return self._answers[id(call)][0]
 
-    def receives(self, call: Seen) -> tuple[bool, ...]:
+    def receives(self, call: LayerCall) -> tuple[bool, ...]:
         return self._answers[id(call)][1]

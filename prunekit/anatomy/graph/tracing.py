@@ -11,8 +11,8 @@ from typing import Any
 
 import keras
 
-from prunekit.anatomy.graph.example_inputs import example_inputs, symbolic_call
-from prunekit.anatomy.graph.flow import Flow, Seen, SymbolicPass, gradient_flow
+from prunekit.anatomy.graph.example_inputs import arrays_in, example_inputs, symbolic_call
+from prunekit.anatomy.graph.flow import Flow, LayerCall, SymbolicPass, gradient_flow
 from prunekit.anatomy.graph.model_graph import calls_of, graph_of, tensors_in
 from prunekit.anatomy.graph.watching import watching_outside_loops
 from prunekit.anatomy.layers.counting import Call, Shape, Sources
@@ -68,7 +68,7 @@ class Trace:
     unknown: dict[int, str] = field(default_factory=dict)
     unsized: dict[int, str] = field(default_factory=dict)
 
-    def add(self, seen: Seen, flow: Flow, times: int) -> Call:
+    def add(self, seen: LayerCall, flow: Flow, times: int) -> Call:
         """Adds the multiply-accumulates of `times` calls equal to `seen` to the counts; returns the call's shapes."""
         layer, key = seen.layer, id(seen.layer)
         types = tuple(_type_name(tensor.dtype) for tensor in seen.inputs)
@@ -98,7 +98,7 @@ class Trace:
                 _increase(self.gradient_uses, id(variable), each * gradients)
         return call
 
-    def add_bytes(self, seen: Seen, flow: Flow, times: int, known: set[int]) -> None:
+    def add_bytes(self, seen: LayerCall, flow: Flow, times: int, known: set[int]) -> None:
         """Adds the output bytes of `times` calls equal to `seen` to the counts, without tensors already in `known`."""
         for tensor, has_gradient in zip(seen.outputs, flow.receives(seen), strict=True):
             if id(tensor) in known:
@@ -132,7 +132,7 @@ def _irregular(tensor: Any) -> bool:
 class _Needed:
     """Which gradients the backward pass of one call needs."""
 
-    def __init__(self, found: Trace, seen: Seen, flow: Flow) -> None:
+    def __init__(self, found: Trace, seen: LayerCall, flow: Flow) -> None:
         self._layer, self._inputs = seen.layer, flow.depends(seen)
         self._any = any(flow.receives(seen))
         self._trained = frozenset(map(id, found.trained))
@@ -171,7 +171,7 @@ class _Symbolic(keras.Operation):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         outputs = self._function(*args, **kwargs)
-        self.received, self.returned = _tensors((args, kwargs)), _tensors(outputs)
+        self.received, self.returned = arrays_in((args, kwargs)), arrays_in(outputs)
         return outputs
 
 
@@ -206,13 +206,9 @@ def _in_order(layer: Any, args: tuple, kwargs: dict) -> list[Any]:
         return [*args, *kwargs.values()]
 
 
-def _tensors(structure: Any) -> list[Any]:
-    return [leaf for leaf in keras.tree.flatten(structure) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
-
-
 def trace(model: Any, prepared: tuple[tuple, dict, int], *, training: bool = False) -> Trace:
     """Runs the model once on symbolic tensors and counts every layer call; each call of a shared layer counts."""
-    shapes = [tuple(tensor.shape) for tensor in _tensors(prepared[:2])]
+    shapes = [tuple(tensor.shape) for tensor in arrays_in(prepared[:2])]
     trained = tuple(variable for variable in model.variables if variable.trainable)
     found = Trace(shapes[0][0] if shapes and shapes[0] else 1, trained)
     pending = [_Pending(model, *prepared)]
@@ -223,11 +219,11 @@ def trace(model: Any, prepared: tuple[tuple, dict, int], *, training: bool = Fal
 
 def _one_pass(found: Trace, one: _Pending, *, training: bool) -> list[_Pending]:
     """Counts the layer calls of the pass and returns the inner passes that are still to be run."""
-    calls: list[Seen] = []
+    calls: list[LayerCall] = []
 
     def see(original: Callable[..., Any], layer: Any, args: tuple, kwargs: dict) -> Any:
         outputs = original(layer, *args, **kwargs)
-        calls.append(Seen(layer, tuple(_tensors(_in_order(layer, args, kwargs))), tuple(_tensors(outputs))))
+        calls.append(LayerCall(layer, tuple(arrays_in(_in_order(layer, args, kwargs))), tuple(arrays_in(outputs))))
         return outputs
 
     symbolic = _Symbolic(one.function)
@@ -248,7 +244,7 @@ def _one_pass(found: Trace, one: _Pending, *, training: bool) -> list[_Pending]:
     return inner
 
 
-def _steps(seen: Seen, call: Call, flow: Flow, times: int) -> list[_Pending]:
+def _steps(seen: LayerCall, call: Call, flow: Flow, times: int) -> list[_Pending]:
     """Returns the pass over one time step for a layer that iterates over time steps; an empty list for others."""
     steps = steps_of(seen.layer, call)
     if steps is None:
@@ -256,7 +252,7 @@ def _steps(seen: Seen, call: Call, flow: Flow, times: int) -> list[_Pending]:
     features = keras.KerasTensor(steps.shape, call.types[0])
     state = [_Symbolic(steps.state).compute_output_spec()] if steps.state is not None else []
     first, *given = flow.depends(seen)
-    dependent = (first, *[any(given) for _ in _tensors(state)])
+    dependent = (first, *[any(given) for _ in arrays_in(state)])
     needed, repeated = any(flow.receives(seen)), bool(state)
     return [_Pending(steps.layer, (features, *state), {}, times * steps.number, dependent, needed, repeated)]
 
@@ -285,7 +281,7 @@ def checked_trace(model: Any, batch_size: int, inputs: Any, *, training: bool = 
         ) from error
 
 
-def recorded_calls(model: Any) -> list[Seen] | None:
+def recorded_calls(model: Any) -> list[LayerCall] | None:
     """Returns the layer calls that Keras recorded when the model was made; None if only running it shows all calls.
 
     Running is necessary for subclassed models, for layers of users and layers with sublayers (whose `call` may call
@@ -296,9 +292,9 @@ def recorded_calls(model: Any) -> list[Seen] | None:
         return None
     nodes = calls_of(model)
 
-    def seen(node: Any) -> Seen:
+    def seen(node: Any) -> LayerCall:
         given = _in_order(node.operation, node.arguments.args, node.arguments.kwargs)
-        return Seen(node.operation, tuple(tensors_in(given)), tuple(node.outputs))
+        return LayerCall(node.operation, tuple(tensors_in(given)), tuple(node.outputs))
 
     return [seen(node) for node in nodes] if all(map(_is_plain, nodes)) else None
 
@@ -315,10 +311,10 @@ def _is_plain(node: Any) -> bool:
 class _NoGradients:
     """The flow of a pass whose gradients are not counted."""
 
-    def depends(self, call: Seen) -> tuple[bool, ...]:
+    def depends(self, call: LayerCall) -> tuple[bool, ...]:
         return (False,) * len(call.inputs)
 
-    def receives(self, call: Seen) -> tuple[bool, ...]:
+    def receives(self, call: LayerCall) -> tuple[bool, ...]:
         return (False,) * len(call.outputs)
 
 

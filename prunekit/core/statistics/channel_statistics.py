@@ -7,10 +7,11 @@ from typing import Any
 import keras
 from keras import ops
 
+from prunekit.anatomy.graph.flow import LayerCall
 from prunekit.anatomy.layers.layers import owns_kernels
 from prunekit.anatomy.layers.targets import Target
 from prunekit.core.runtime import backend
-from prunekit.core.statistics.layer_calls import LayerCall, calls_after, input_of_ones, layer_calls
+from prunekit.core.statistics.layer_calls import calls_after, input_of_ones, layer_calls
 from prunekit.core.statistics.statistics import Collector, DataCollector
 
 

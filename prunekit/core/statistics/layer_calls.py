@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 from keras import ops
 
-from prunekit.anatomy.graph.example_inputs import declared_inputs, symbolic_call
+from prunekit.anatomy.graph.example_inputs import arrays_in, declared_inputs, symbolic_call
+from prunekit.anatomy.graph.flow import LayerCall
 from prunekit.anatomy.graph.watching import watching_outside_loops
 from prunekit.anatomy.layers.layers import is_repeater, sublayers
 
 # Size of an axis whose length the model leaves open.
 _OPEN_SIZE = 32
-
-
-@dataclass(frozen=True, eq=False)
-class LayerCall:
-    """One layer call with its tensors.
-
-    Attributes:
-        layer: The layer.
-        inputs: Tensors among its arguments.
-        outputs: Tensors that it returned.
-    """
-
-    layer: Any
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
 
 
 def layer_calls(model: Any, args: Any, kwargs: Any = None) -> list[LayerCall]:
@@ -48,7 +33,7 @@ def layer_calls(model: Any, args: Any, kwargs: Any = None) -> list[LayerCall]:
 
     def see(original: Any, layer: Any, args: tuple, kwargs: dict) -> Any:
         outputs = original(layer, *args, **kwargs)
-        call = LayerCall(layer, _tensors((args, kwargs)), _tensors(outputs))
+        call = LayerCall(layer, tuple(arrays_in((args, kwargs))), tuple(arrays_in(outputs)))
         # Dropout returns its input itself, which would look like an output that two layers read.
         passes_on = all(any(one is other for other in call.inputs) for one in call.outputs)
         if (is_repeater(layer) or not sublayers(layer)) and not passes_on:
@@ -58,10 +43,6 @@ def layer_calls(model: Any, args: Any, kwargs: Any = None) -> list[LayerCall]:
     with watching_outside_loops(see), keras.StatelessScope():
         model(*args, **(kwargs or {}), training=False)
     return calls
-
-
-def _tensors(structure: Any) -> tuple[Any, ...]:
-    return tuple(leaf for leaf in keras.tree.flatten(structure) if hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
 
 
 def calls_after(calls: Sequence[LayerCall], call: LayerCall) -> Iterator[LayerCall]:
