@@ -57,7 +57,7 @@ def prune(
         progress: Called as progress(done, total, name) after each weight that was pruned layer by layer, and before, as
             progress(done, total, "examples read"), while statistics of layer inputs are formed.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
-            `overrides`, `policy`, `compat`, `misfits`: see `pk.PruningOptions`.
+            `overrides`, `policy`, `misfits`: see `pk.PruningOptions`.
 
     Raises:
         ValueError: As for `Pruner`; criterion or repair need data and there are none, or the criterion needs a training

@@ -100,28 +100,28 @@ def test_anything_else_stays_what_it_is(other):
 
 
 @pytest.mark.parametrize(
-    ("compat", "followed", "reached"), [(None, lambda ours: ours, 0.75), ("tfmot", ForwardPassSchedule, 0.7383)]
+    ("policy", "followed", "reached"), [("gradual", lambda ours: ours, 0.75), ("tfmot", ForwardPassSchedule, 0.7383)]
 )
-def test_callback_and_pruner_take_theirs_where_they_take_ours(compat, followed, reached, perceptron, samples):
+def test_callback_and_pruner_take_theirs_where_they_take_ours(policy, followed, reached, perceptron, samples):
     theirs = sparsity.PolynomialDecay(0.0, 0.75, 0, 8, frequency=3)
     ours = pk.schedules.PolynomialDecay(0.0, 0.75, 0, 8, frequency=3)
-    callback = pk.PruningCallback(theirs, compat=compat)
+    callback = pk.PruningCallback(theirs, policy=policy)
     assert callback.schedule == ours
-    assert pk.Pruner.detached(perceptron, theirs, PruningOptions(compat=compat)).schedule == followed(ours)
+    assert pk.Pruner.detached(perceptron, theirs, PruningOptions(policy=policy)).schedule == followed(ours)
     constant = sparsity.ConstantSparsity(0.5, 0, frequency=1)
-    with pk.Pruner(perceptron, constant, keras.optimizers.SGD(), compat=compat) as pruner:
-        if compat:
+    with pk.Pruner(perceptron, constant, keras.optimizers.SGD(), policy=policy) as pruner:
+        if policy == "tfmot":
             assert pruner.step()
         assert (
             pruner.schedule == followed(pk.schedules.ConstantSparsity(0.5, 0, frequency=1)) and pruner.sparsity == 0.5
         )
     perceptron.compile("sgd", "sparse_categorical_crossentropy")
     perceptron.fit(*samples, batch_size=16, epochs=2, verbose=0, callbacks=[callback])
-    assert callback.pruner.sparsity == pytest.approx(reached, abs=5e-3 if compat else 0)
+    assert callback.pruner.sparsity == pytest.approx(reached, abs=5e-3 if policy == "tfmot" else 0)
 
 
-def test_a_class_of_the_users_own_is_refused_with_compat_in_one_line(perceptron):
-    options = {"compat": "tfmot"}
+def test_a_class_of_the_users_own_is_refused_with_tfmot_in_one_line(perceptron):
+    options = {"policy": "tfmot"}
     for refused in (
         lambda: pk.PruningCallback(Stairs(), **options),
         lambda: pk.Pruner(perceptron, Stairs(), **options),

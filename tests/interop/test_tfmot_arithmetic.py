@@ -1,4 +1,4 @@
-"""The arithmetic of compat="tfmot" by plain loops; tests/parity compares it with the original itself."""
+"""The arithmetic of policy="tfmot" by plain loops; tests/parity compares it with the original itself."""
 
 import math
 

@@ -273,11 +273,11 @@ def test_every_optimizer_of_the_table_makes_the_updates_that_tf_keras_would_make
 # ---------------------------------------------------------------- going on by the original's rules
 
 
-def test_compat_continues_as_the_original_does_at_every_step(tmp_path):
+def test_tfmot_continues_as_the_original_does_at_every_step(tmp_path):
     """Between updates too: two forward passes lie before the next one, and masks hold in both."""
     model = old.pruned_halfway(old.dense_network, keras2.optimizers.SGD(0.05, momentum=0.9))
     converted = read_model(saved(model, tmp_path, "halfway.keras"))
-    callback = converted.callback(compat="tfmot")
+    callback = converted.callback(policy="tfmot")
     assert callback.options.origin == -8
     rows = {"theirs": [], "ours": []}
 
@@ -308,10 +308,10 @@ def test_the_printed_step_is_what_origin_is_made_of(halfway, run):
     """As docs/coming-from-tfmot.md has it, with what the command has printed."""
     step = json.loads(run("convert", halfway[1]["keras"], "new.keras", "--json")[1])["step"]
     x, y = images_and_labels(48)
-    for compat in (None, "tfmot"):
+    for policy in ("gradual", "tfmot"):
         model = keras.models.load_model("new.keras")
-        origin = -step if compat else int(model.optimizer.iterations) - step
-        callback = pk.PruningCallback(SCHEDULE, origin=origin, compat=compat)
+        origin = -step if policy == "tfmot" else int(model.optimizer.iterations) - step
+        callback = pk.PruningCallback(SCHEDULE, origin=origin, policy=policy)
         model.fit(x, y, batch_size=4, verbose=0, callbacks=[callback])
         assert callback.pruner.step_count == callback.report.events[-1].step == 20
         assert callback.pruner.sparsity == pytest.approx(0.8, abs=1 / 300)

@@ -1,4 +1,4 @@
-"""compat="tfmot": what it refuses, and how it is told apart; tests/parity compares what it does with the original."""
+"""policy="tfmot": what it refuses, and how it is told apart; tests/parity compares what it does with the original."""
 
 import keras
 import numpy as np
@@ -27,7 +27,7 @@ from prunekit.techniques.pruning.policies.gradual import Gradual
         (
             pk.schedules.ConstantSparsity(0.5),
             {"criterion": "movement"},
-            r"Received: criterion=Movement\(\) with compat",
+            r"Received: criterion=Movement\(\) with policy",
         ),
         (pk.schedules.ConstantSparsity(0.5), {"criterion": abs}, "Received: criterion=Custom"),
         (
@@ -45,18 +45,12 @@ from prunekit.techniques.pruning.policies.gradual import Gradual
             {"keep_zeros": True},
             "lets existing zeros grow back. Received: keep_zeros=True",
         ),
-        (
-            pk.schedules.ConstantSparsity(0.5),
-            {"compat": "tfmod"},
-            r"`compat` must be \"tfmot\", or None.*Received: 'tfmod'",
-        ),
-        (pk.schedules.ConstantSparsity(0.5), {"compat": True}, "Received: True"),
     ],
     ids=str,
 )
 def test_what_it_never_had_is_refused_in_one_line_everywhere(schedule, options, message, perceptron):
     before = perceptron.get_weights()
-    options = {"compat": "tfmot", **options}
+    options = {"policy": "tfmot", **options}
     for refused in (
         lambda: pk.PruningCallback(schedule, **options),
         lambda: pk.Pruner(perceptron, schedule, **options),
@@ -71,40 +65,37 @@ def test_what_it_never_had_is_refused_in_one_line_everywhere(schedule, options, 
         np.testing.assert_array_equal(one, other)
 
 
-def test_zeros_compete_with_compat_and_stay_without():
+def test_zeros_compete_with_tfmot_and_stay_without():
     assert PruningOptions().keep_zeros is True
-    assert PruningOptions(compat="tfmot").keep_zeros is False
-    assert PruningOptions(compat="tfmot", keep_zeros=False).keep_zeros is False
+    assert PruningOptions(policy="tfmot").keep_zeros is False
+    assert PruningOptions(policy="tfmot", keep_zeros=False).keep_zeros is False
     assert PruningOptions(keep_zeros=False).keep_zeros is False
 
 
-def test_the_rules_that_compat_names():
+def test_the_rules_that_the_name_stands_for():
     assert PruningOptions().policy == Gradual()
-    assert PruningOptions(compat="tfmot").policy == PruningOptions(policy="tfmot").policy == TfmotPolicy()
+    assert PruningOptions(policy="tfmot").policy == TfmotPolicy()
     targets, _ = find_targets(keras.Sequential([keras.Input((7,)), keras.layers.Dense(1)]))
     kinds = (MaskCalculator, ThresholdCalculator)
     assert [kind(targets, PruningOptions(allocation="uniform"), 0.5).units_pruned(0.5) for kind in kinds] == [[4], [3]]
 
 
-def test_compat_and_another_policy_contradict_each_other():
-    class Other(Gradual):
-        pass
-
-    with pytest.raises(ValueError, match="selects a policy. Received: policy=.*Other"):
-        PruningOptions(compat="tfmot", policy=Other())
+def test_the_earlier_option_is_answered_with_the_present_one(perceptron):
+    with pytest.raises(TypeError, match="Received: 'compat'.*It is now 'policy=\"tfmot\"'"):
+        pk.prune(perceptron, 0.5, compat="tfmot")
 
 
 @pytest.mark.every_backend
 def test_prune_applies_the_rule_once_and_to_the_weights(perceptron):
     kernel = perceptron.layers[0].kernel
     kernel.assign(np.repeat([[1.0, 2.0]], [100, 28]).reshape(8, 16))
-    pk.prune(perceptron, 0.5, include="hidden", compat="tfmot")
+    pk.prune(perceptron, 0.5, include="hidden", policy="tfmot")
     assert (kernel.numpy() == 0).sum() == 0  # all are tied with the threshold
     report = pk.prune(perceptron, 0.5, include="hidden", allocation="uniform")
     assert (kernel.numpy() == 0).sum() == 64
     assert report.targets == ("hidden/kernel",)
     kernel.assign(np.arange(-64.0, 64.0).reshape(8, 16))
-    report = pk.prune(perceptron, 0.9, include="hidden", compat="tfmot")
+    report = pk.prune(perceptron, 0.9, include="hidden", policy="tfmot")
     assert (kernel.numpy() == 0).sum() == 128 - 13
     assert report.events[0].reached == pytest.approx(115 / 128)
 
@@ -114,15 +105,15 @@ def test_a_bad_layer_of_a_model_is_named():
     with pytest.raises(
         ValueError, match=r"Received: both/forward_gru\w*/kernel \(GRUCell\), .*does not prune\. Leave them out with"
     ):
-        pk.prune(model, 0.5, compat="tfmot")
+        pk.prune(model, 0.5, policy="tfmot")
 
 
 @tensorflow_only
 def test_prunekits_loops_refuse_a_pruner_that_goes_before_each_batch(perceptron):
     optimizer = keras.optimizers.SGD(0.1)
-    pruner = pk.Pruner(perceptron, pk.schedules.ConstantSparsity(0.5, 1), optimizer, compat="tfmot")
+    pruner = pk.Pruner(perceptron, pk.schedules.ConstantSparsity(0.5, 1), optimizer, policy="tfmot")
     with pytest.raises(
-        ValueError, match=r"TapeLoop steps its pruner after each update.*Received: a pruner with compat"
+        ValueError, match=r"TapeLoop steps its pruner after each update.*Received: a pruner with policy=Tfmot"
     ):
         pk.loops.TapeLoop(perceptron, optimizer, "mse", pruner=pruner)
     with pytest.raises(ValueError, match="LevenbergMarquardt steps its pruner after each update"):
@@ -137,7 +128,7 @@ def test_an_interrupted_fit_leaves_the_weights_as_the_update_made_them(perceptro
             if batch == 1:
                 raise KeyError("stop")
 
-    pruning = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 1, frequency=1), compat="tfmot")
+    pruning = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 1, frequency=1), policy="tfmot")
     with pytest.raises(KeyError):
         perceptron.fit(*samples, batch_size=16, verbose=0, callbacks=[pruning, Breaks()])
     assert (perceptron.layers[0].kernel.numpy() == 0).sum() < 64
@@ -146,7 +137,7 @@ def test_an_interrupted_fit_leaves_the_weights_as_the_update_made_them(perceptro
 
 def test_a_second_fit_counts_on(perceptron, samples):
     perceptron.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    pruning = pk.PruningCallback(pk.schedules.PolynomialDecay(0.0, 0.5, 0, 7, frequency=3), compat="tfmot")
+    pruning = pk.PruningCallback(pk.schedules.PolynomialDecay(0.0, 0.5, 0, 7, frequency=3), policy="tfmot")
     with pytest.warns(UserWarning, match="lands on sparsity 0.4985.* at step 6, but training") as caught:
         perceptron.fit(*samples, batch_size=16, verbose=0, callbacks=[pruning])
     assert "at 0.4067" in str(caught[0].message)
@@ -161,7 +152,7 @@ def test_a_training_in_another_process_continues_with_its_steps_and_masks(percep
     perceptron.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     # After 5 steps the next update comes at 9: the forward passes until then need the masks of the last one.
     schedule = pk.schedules.ConstantSparsity(0.3, 3, frequency=6)
-    whole, rest = (pk.PruningCallback(schedule, compat="tfmot", origin=origin) for origin in (None, -5))
+    whole, rest = (pk.PruningCallback(schedule, policy="tfmot", origin=origin) for origin in (None, -5))
     fit = {"batch_size": 16, "shuffle": False, "verbose": 0}
     perceptron.fit(*samples, **fit, callbacks=[whole])
     halfway = perceptron.get_weights()
@@ -188,6 +179,6 @@ def test_zeros_compete_where_a_training_continues_before_the_first_update(percep
     perceptron.layers[0].kernel.assign(kernel)
     schedule = pk.schedules.ConstantSparsity(0.5, 90, frequency=10)
     for origin, expected in ((-5, 0), (-90, 64)):
-        pruner = pk.Pruner.detached(perceptron, schedule, PruningOptions(compat="tfmot", origin=origin))
+        pruner = pk.Pruner.detached(perceptron, schedule, PruningOptions(policy="tfmot", origin=origin))
         pruner.begin()
         assert (~pruner.masks["hidden/kernel"]).sum() == expected

@@ -26,9 +26,9 @@ def _pruner(shape, options):
     return Pruner.detached(holding(np.ones(shape, "float32")), OneShot(0.5), options)
 
 
-def compat_mask(weight, asked, **options):
-    """The mask with compat="tfmot" at a sparsity, by a pruner that is kept for all weights of this shape."""
-    pruner = _pruner(weight.shape, PruningOptions(compat="tfmot", **options))
+def tfmot_mask(weight, asked, **options):
+    """The mask with policy="tfmot" at a sparsity, by a pruner that is kept for all weights of this shape."""
+    pruner = _pruner(weight.shape, PruningOptions(policy="tfmot", **options))
     pruner.model.set_weights([weight])
     asked = pruner.policy.check(OneShot(asked), pruner.options)(0)
     calculator = pruner.policy.calculator(pruner.model, pruner.targets, pruner.options, asked)

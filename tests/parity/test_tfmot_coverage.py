@@ -76,14 +76,14 @@ def pruned_by_the_original(model):
     return sum(len(getattr(layer, "prunable_weights", [])) for layer in wrapped.layers)
 
 
-def targets_of(model, compat):
+def targets_of(model, policy):
     """Shapes of the weights that prunekit prunes; REFUSED where it says that the original would not."""
     try:
         targets = find_targets(model)[0]
     except ValueError as error:
         assert "has no weights to prune" in str(error)
         return []
-    options = PruningOptions(allocation="uniform", compat=compat)
+    options = PruningOptions(allocation="uniform", policy=policy)
     try:
         get_policy(options.policy).calculator(model, targets, options, 0.5)
     except ValueError as error:
@@ -96,12 +96,12 @@ def targets_of(model, compat):
 def test_the_layers_that_each_prunes(make, shape, theirs, own):
     assert pruned_by_the_original(model_of(tf_keras, make, shape)) == theirs
     model = model_of(keras, make, shape)
-    compat = targets_of(model, "tfmot")
+    followed = targets_of(model, "tfmot")
     if theirs is REFUSED:
-        assert compat == (REFUSED if own else [])
+        assert followed == (REFUSED if own else [])
     else:
-        assert len(compat) == theirs
-    assert len(targets_of(model, None)) == own
+        assert len(followed) == theirs
+    assert len(targets_of(model, "gradual")) == own
 
 
 def test_the_weights_of_a_layer_are_the_same_ones():
@@ -122,7 +122,7 @@ def test_difference_subclasses_of_known_layers():
     assert pruned_by_the_original(tf_keras.Sequential([tf_keras.Input((4,)), OldDense(3)])) is REFUSED
     model = keras.Sequential([keras.Input((4,)), NewDense(3)])
     assert targets_of(model, "tfmot") is REFUSED
-    assert targets_of(model, None) == [(4, 3)]
+    assert targets_of(model, "gradual") == [(4, 3)]
 
 
 def test_difference_subclassed_models():
@@ -141,8 +141,8 @@ def test_difference_subclassed_models():
 
     with pytest.raises(ValueError, match="can only prune an object of the following"):
         original.sparsity.prune_low_magnitude(subclassed(tf_keras))
-    # There, layers inside are wrapped one by one; so compat takes them.
-    assert targets_of(subclassed(keras), "tfmot") == targets_of(subclassed(keras), None) == [(4, 3)]
+    # There, layers inside are wrapped one by one; so policy="tfmot" takes them.
+    assert targets_of(subclassed(keras), "tfmot") == targets_of(subclassed(keras), "gradual") == [(4, 3)]
 
 
 def test_nested_models_are_pruned_by_both():
@@ -154,7 +154,7 @@ def test_nested_models_are_pruned_by_both():
     wrapped = original.sparsity.prune_low_magnitude(nested(tf_keras))
     inner = next(layer for layer in wrapped.layers if isinstance(layer, tf_keras.Model))
     assert [len(layer.prunable_weights) for layer in (inner.layers[-1], wrapped.layers[-1])] == [1, 1]
-    assert targets_of(nested(keras), "tfmot") == targets_of(nested(keras), None) == [(4, 5), (5, 2)]
+    assert targets_of(nested(keras), "tfmot") == targets_of(nested(keras), "gradual") == [(4, 5), (5, 2)]
 
 
 def test_difference_depthwise_kernels_biases_and_normalisation_by_name():
@@ -163,11 +163,11 @@ def test_difference_depthwise_kernels_biases_and_normalisation_by_name():
     assert pk.prune(model, 0.5, allocation="uniform").targets == ("dense/kernel",)
     for include in ("depthwise", "dense/bias", "norm/gamma"):
         with pytest.raises(ValueError, match=rf"Received: {include}.*which it does not prune"):
-            pk.prune(model, 0.5, include=include, compat="tfmot")
+            pk.prune(model, 0.5, include=include, policy="tfmot")
         assert len(pk.prune(model, 0.5, include=include, allocation="uniform").targets) == 1
 
 
 def test_what_is_left_out_makes_the_rest_prunable():
     layers = [keras.layers.Bidirectional(keras.layers.LSTM(3), name="both"), keras.layers.Dense(2, name="dense")]
     model = keras.Sequential([keras.Input(SEQUENCE), *layers])
-    assert pk.prune(model, 0.5, exclude="both", compat="tfmot").targets == ("dense/kernel",)
+    assert pk.prune(model, 0.5, exclude="both", policy="tfmot").targets == ("dense/kernel",)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import original
 import pytest
-from one_weight import compat_mask, holding
+from one_weight import holding, tfmot_mask
 
 import prunekit as pk
 from prunekit.sparsity.patterns import NM, Block
@@ -33,28 +33,28 @@ AWKWARD = {
 }
 
 
-# ---- compat="tfmot" is the original
+# ---- policy="tfmot" is the original
 
 
 @pytest.mark.short(cases=2)
 @pytest.mark.parametrize("size", SIZES)
-def test_compat_keeps_as_many_as_the_original(size):
+def test_tfmot_keeps_as_many_as_the_original(size):
     weight = np.random.default_rng(size).permutation(np.arange(1, size + 1, dtype="float32")).reshape(size, 1)
     for asked in FRACTIONS:
-        np.testing.assert_array_equal(compat_mask(weight, asked), original.mask_of(weight, asked), err_msg=f"{asked}")
+        np.testing.assert_array_equal(tfmot_mask(weight, asked), original.mask_of(weight, asked), err_msg=f"{asked}")
 
 
 @pytest.mark.parametrize("asked", [0.0, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("name", AWKWARD)
-def test_compat_masks_are_the_originals_ties_and_zeros_included(name, asked):
+def test_tfmot_masks_are_the_originals_ties_and_zeros_included(name, asked):
     weight = AWKWARD[name]
-    np.testing.assert_array_equal(compat_mask(weight, asked), original.mask_of(weight, asked))
+    np.testing.assert_array_equal(tfmot_mask(weight, asked), original.mask_of(weight, asked))
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (2, 3, 4, 5), (2, 2, 2, 3, 4)], ids=str)
-def test_compat_prunes_convolutions_by_the_weight_like_the_original(shape):
+def test_tfmot_prunes_convolutions_by_the_weight_like_the_original(shape):
     weight = np.round(values(*shape) * 3).astype("float32")
-    np.testing.assert_array_equal(compat_mask(weight, 0.6), original.mask_of(weight, 0.6))
+    np.testing.assert_array_equal(tfmot_mask(weight, 0.6), original.mask_of(weight, 0.6))
 
 
 BLOCKS = [
@@ -73,26 +73,26 @@ BLOCKS = [
 @pytest.mark.parametrize("pooling", ["average", "max"])
 @pytest.mark.parametrize("shape, block", BLOCKS, ids=str)
 @pytest.mark.short(cases=2)
-def test_compat_blocks_are_the_originals_ragged_edges_included(shape, block, pooling):
+def test_tfmot_blocks_are_the_originals_ragged_edges_included(shape, block, pooling):
     for weight in (values(*shape), np.round(values(*shape, seed=2) * 2).astype("float32")):
         for asked in (0.25, 0.5, 0.75):
-            mask = compat_mask(weight, asked, pattern=Block(*block, pooling))
+            mask = tfmot_mask(weight, asked, pattern=Block(*block, pooling))
             theirs = original.mask_of(weight, asked, block=block, pooling=pooling[:3].upper().replace("AVE", "AVG"))
             np.testing.assert_array_equal(mask, theirs)
 
 
 @pytest.mark.parametrize("zeros, length", [(1, 2), (2, 4), (1, 4), (3, 4), (5, 8), (20, 32)])
 @pytest.mark.parametrize("shape", [(16, 5), (7, 3), (1, 4), (3, 3, 6, 4), (1, 1, 9, 2)], ids=str)
-def test_compat_m_by_n_is_the_original_tails_included(shape, zeros, length):
+def test_tfmot_m_by_n_is_the_original_tails_included(shape, zeros, length):
     for weight in (values(*shape), np.round(values(*shape)).astype("float32")):
-        mask = compat_mask(weight, 0.3, pattern=NM(length - zeros, length))
+        mask = tfmot_mask(weight, 0.3, pattern=NM(length - zeros, length))
         np.testing.assert_array_equal(mask, original.mask_of(weight, m_by_n=(zeros, length)))
 
 
-def test_compat_masks_of_a_decay_follow_weights_that_change():
+def test_tfmot_masks_of_a_decay_follow_weights_that_change():
     theirs = original.Masker(values(9, 5), original.sparsity.PolynomialDecay(0.2, 0.9, 1, 40, frequency=3))
     model = holding(values(9, 5))
-    pruner = Pruner.detached(model, PolynomialDecay(0.2, 0.9, 1, 40, frequency=3), as_options({"compat": "tfmot"}))
+    pruner = Pruner.detached(model, PolynomialDecay(0.2, 0.9, 1, 40, frequency=3), as_options({"policy": "tfmot"}))
     pruner.begin()
     for step in range(1, 50):
         weight = values(9, 5, seed=step)
@@ -104,7 +104,7 @@ def test_compat_masks_of_a_decay_follow_weights_that_change():
         np.testing.assert_array_equal(model.get_weights()[0], weight * mask)
 
 
-# ---- differences: (tensorflow-model-optimization, compat="tfmot", prunekit's own)
+# ---- differences: (tensorflow-model-optimization, policy="tfmot", prunekit's own)
 
 
 @pytest.mark.filterwarnings("ignore:Sparsity .* leaves at most one unit of these weights:UserWarning")
@@ -125,7 +125,7 @@ def test_compat_masks_of_a_decay_follow_weights_that_change():
 def test_difference_counts(size, asked, theirs, own, pruned_once):
     weight = np.arange(1, size + 1, dtype="float32").reshape(size, 1)
     assert original.mask_of(weight, asked).sum() == theirs
-    assert pruned_once(weight, asked, compat="tfmot").sum() == theirs
+    assert pruned_once(weight, asked, policy="tfmot").sum() == theirs
     assert pruned_once(weight, asked).sum() == own == max(size - round(asked * size), 1)
 
 
@@ -140,7 +140,7 @@ def test_difference_counts(size, asked, theirs, own, pruned_once):
 )
 def test_difference_ties_are_all_kept_or_broken_by_position(weight, asked, theirs, pruned_once):
     assert original.mask_of(weight, asked).sum() == theirs
-    assert pruned_once(weight, asked, compat="tfmot").sum() == theirs
+    assert pruned_once(weight, asked, policy="tfmot").sum() == theirs
     assert pruned_once(weight, asked).sum() == 20
     assert pruned_once(weight, asked).ravel()[-10:].all() == (weight.ravel()[-1] > weight.ravel()[0])
 
@@ -161,7 +161,7 @@ def test_difference_a_sparse_model_is_pruned_again():
             pruner.step()
         return pruner.masks[pruner.targets[0].name]
 
-    assert after_one_step(compat="tfmot").mean() == 1.0
+    assert after_one_step(policy="tfmot").mean() == 1.0
     assert after_one_step().mean() == pytest.approx(0.2)
 
 
@@ -181,7 +181,7 @@ def test_difference_pruned_weights_grow_back():
             pruner.step()
         return pruner.masks[pruner.targets[0].name].ravel().tolist()
 
-    assert after_both(compat="tfmot") == [False, True, False, True]
+    assert after_both(policy="tfmot") == [False, True, False, True]
     assert after_both() == [True, False, False, True]
 
 
@@ -190,7 +190,7 @@ def test_difference_blocks_at_a_ragged_edge(pruned_once):
     weight = np.array([[1, 1], [1, 1], [1, 1], [9, 9], [0, 0]], "float32")
     theirs = original.mask_of(weight, 0.5, block=(4, 1), pooling="MAX")
     assert theirs.all(axis=1).tolist() == [False, False, False, False, True]
-    np.testing.assert_array_equal(pruned_once(weight, 0.5, pattern=Block(4, 1, "max"), compat="tfmot"), theirs)
+    np.testing.assert_array_equal(pruned_once(weight, 0.5, pattern=Block(4, 1, "max"), policy="tfmot"), theirs)
     own = pruned_once(weight, 0.5, pattern=Block(4, 1, "max"))
     assert own.all(axis=1).tolist() == [True, True, True, True, False]
 
@@ -203,21 +203,21 @@ def test_difference_blocks_that_the_original_fails_on(shape, block, pruned_once)
     with pytest.raises(ValueError, match=r"rank|2-dimensional"):
         original.mask_of(weight, 0.5, block=block)
     with pytest.raises(ValueError, match=r"at least 2 blocks along each, and fails on others\. Received: block"):
-        pruned_once(weight, 0.5, pattern=Block(*block), compat="tfmot")
+        pruned_once(weight, 0.5, pattern=Block(*block), policy="tfmot")
     assert 0 < pruned_once(weight, 0.5, pattern=Block(*block)).mean() < 1
 
 
 def test_a_block_of_one_weight_is_no_block(pruned_once):
     weight = values(3, 4, 4)
     theirs = original.mask_of(weight, 0.5, block=(1, 1), pooling="MAX")
-    np.testing.assert_array_equal(pruned_once(weight, 0.5, pattern=Block(1, 1, "max"), compat="tfmot"), theirs)
+    np.testing.assert_array_equal(pruned_once(weight, 0.5, pattern=Block(1, 1, "max"), policy="tfmot"), theirs)
 
 
 def test_difference_m_by_n_ignores_the_schedule_and_takes_any_length(pruned_once):
     weight = values(7, 3)
     theirs = original.mask_of(weight, 0.9, m_by_n=(2, 4))
     assert theirs.mean(axis=0).tolist() == pytest.approx([4 / 7] * 3)  # the tail of 3 keeps 2
-    np.testing.assert_array_equal(pruned_once(weight, 0.9, pattern="2:4", compat="tfmot"), theirs)
+    np.testing.assert_array_equal(pruned_once(weight, 0.9, pattern="2:4", policy="tfmot"), theirs)
     with pytest.raises(ValueError, match="multiple of 4"):
         pruned_once(weight, 0.5, pattern="2:4")
     with pytest.raises(ValueError, match="ends at sparsity 0.5"):
@@ -228,7 +228,7 @@ def test_difference_m_by_n_is_made_once_at_step_1():
     theirs = original.Masker(values(8, 3), original.sparsity.ConstantSparsity(0.9, 5, frequency=1), m_by_n=(2, 4))
     model = holding(values(8, 3))
     pruner = Pruner.detached(
-        model, ConstantSparsity(0.9, 5, frequency=1), as_options({"pattern": "2:4", "compat": "tfmot"})
+        model, ConstantSparsity(0.9, 5, frequency=1), as_options({"pattern": "2:4", "policy": "tfmot"})
     )
     pruner.begin()
     for step in range(1, 9):
@@ -248,7 +248,7 @@ def test_difference_m_by_n_of_kernels_with_three_axes(pruned_once):
     with pytest.raises(ValueError, match="not supported"):
         original.mask_of(weight, m_by_n=(2, 4))
     with pytest.raises(ValueError, match="kernels with 2 or 4 axes"):
-        pruned_once(weight, 0.5, pattern="2:4", compat="tfmot")
+        pruned_once(weight, 0.5, pattern="2:4", policy="tfmot")
     assert pruned_once(weight, 0.5, pattern="2:4").reshape(3, 2, 4, 4).sum(axis=2).tolist() == [[[2] * 4] * 2] * 3
 
 
@@ -264,7 +264,7 @@ def test_difference_m_by_n_lies_along_the_last_axis_but_one_or_along_the_inputs(
         return np.asarray(model.get_weights()[0]) != 0
 
     theirs = original.mask_of(weight, m_by_n=(2, 4))
-    np.testing.assert_array_equal(own(compat="tfmot"), theirs)
+    np.testing.assert_array_equal(own(policy="tfmot"), theirs)
     assert (theirs.reshape(2, 2, 2, 4, 4).sum(axis=3) == 2).all() and (theirs.sum(axis=-1) != 2).any()
     assert (own().sum(axis=-1) == 2).all() and (own().reshape(2, 2, 2, 4, 4).sum(axis=3) != 2).any()
 
@@ -277,7 +277,7 @@ def test_difference_masked_values():
     np.testing.assert_array_equal(np.signbit(theirs.masked()).ravel(), [True, False, False, True])
     theirs.weight.assign(np.where(weight == 2, np.inf, weight))
     assert np.isnan(theirs.masked()[2])
-    for options in ({"compat": "tfmot"}, {"criterion": "magnitude"}):
+    for options in ({"policy": "tfmot"}, {"criterion": "magnitude"}):
         model = holding(weight)
         pk.prune(model, 0.5, **options)
         kernel = model.get_weights()[0].ravel()
@@ -288,6 +288,6 @@ def test_difference_weights_that_are_nan(pruned_once):
     """The original ranks NaN above all numbers and keeps none of it; prunekit refuses under both rules."""
     weight = np.array([[1, 2, np.nan, 4, 5, 6, 7, 8]], "float32")
     assert original.mask_of(weight, 0.5).ravel().tolist() == [False] * 4 + [True] * 4
-    for options in ({}, {"compat": "tfmot"}):
+    for options in ({}, {"policy": "tfmot"}):
         with pytest.raises(ValueError, match="importances that are NaN"):
             pruned_once(weight, 0.5, **options)

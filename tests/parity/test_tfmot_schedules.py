@@ -96,7 +96,7 @@ def test_the_decay_of_prunekit_has_the_same_values_and_lands(arguments):
     assert ours(ours.update_steps(449)[-1]) == ours.final_sparsity
 
 
-# ---- differences: (tensorflow-model-optimization, compat="tfmot", prunekit's own)
+# ---- differences: (tensorflow-model-optimization, policy="tfmot", prunekit's own)
 
 
 def test_difference_a_final_sparsity_that_frequency_steps_over():

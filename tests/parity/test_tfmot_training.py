@@ -67,10 +67,10 @@ FAMILY = {
 
 @pytest.mark.parametrize("setting, times", FAMILY.values(), ids=list(FAMILY))
 @pytest.mark.short(cases=2)
-def test_compat_trains_as_the_original_at_every_step(setting, times):
+def test_tfmot_trains_as_the_original_at_every_step(setting, times):
     build, optimizer, (kind, arguments, options), wrapping, ours = setting
     old, new = twins(build, getattr(theirs, kind)(*arguments, **options), optimizer, **wrapping)
-    callback = pk.PruningCallback(getattr(pk, kind)(*arguments, **options), compat="tfmot", **ours)
+    callback = pk.PruningCallback(getattr(pk, kind)(*arguments, **options), policy="tfmot", **ours)
     rows_old, rows_new = fit_both(old, new, callback, times)
     assert len(rows_old) == len(rows_new) > 10
     for (event, masks_old, weights_old), (_, masks_new, weights_new) in zip(rows_old, rows_new, strict=True):
@@ -98,21 +98,21 @@ def test_a_kept_count_in_fit_is_the_compiled_one():
     new.compile("sgd", "mse")
     x, y = np.zeros((25, 20485), "float32"), np.zeros(25)
     old.fit(x, y, batch_size=1, verbose=0, callbacks=[theirs.UpdatePruningStep()])
-    callback = pk.PruningCallback(pk.schedules.PolynomialDecay(0.0, 0.8, 0, 50, frequency=25), compat="tfmot")
+    callback = pk.PruningCallback(pk.schedules.PolynomialDecay(0.0, 0.8, 0, 50, frequency=25), policy="tfmot")
     with pytest.warns(UserWarning, match="lands on sparsity 0.8 at step 50"):
         new.fit(x, y, batch_size=1, verbose=0, callbacks=[callback])
     assert int(masks_of(old)[0].sum()) == 6145
     np.testing.assert_array_equal(masks_of(old)[0], next(iter(callback.pruner.masks.values())))
 
 
-# ---- differences: (tensorflow-model-optimization, compat="tfmot", prunekit's own)
+# ---- differences: (tensorflow-model-optimization, policy="tfmot", prunekit's own)
 
 
 def test_difference_zeros_between_updates_and_slots_of_the_optimizer():
     old, new = twins(dense, theirs.ConstantSparsity(0.5, 1, frequency=1), momentum)
     own = twins(dense, theirs.ConstantSparsity(0.5, 1, frequency=1), momentum)[1]
     x, y = data()
-    compat = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 1, frequency=1), compat="tfmot")
+    compat = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 1, frequency=1), policy="tfmot")
     held = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 1, frequency=1), allocation="uniform")
 
     def zeros_per_batch(library, model, callback):
@@ -172,7 +172,7 @@ def test_difference_a_loop_of_ones_own_ends_dense_unless_the_epoch_is_ended():
     update = looped(old)
     assert zeros_in(theirs.strip_pruning(old)) == 0
 
-    pruner = pk.Pruner(new, pk.schedules.ConstantSparsity(**schedule), compat="tfmot")
+    pruner = pk.Pruner(new, pk.schedules.ConstantSparsity(**schedule), policy="tfmot")
     loop(new, new.optimizer, new.loss, before=pruner.step)
     for one, other in zip(trained(old), trained(new), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
@@ -201,7 +201,7 @@ def test_difference_what_a_step_is():
     assert int(old.layers[1].pruning_step.numpy()) == 8
     assert [int(mask.sum()) for mask in masks_of(old)] == [234, 65]
 
-    pruner = pk.Pruner(new, pk.schedules.ConstantSparsity(**schedule), compat="tfmot")
+    pruner = pk.Pruner(new, pk.schedules.ConstantSparsity(**schedule), policy="tfmot")
 
     def two_passes():
         pruner.step()
@@ -223,7 +223,7 @@ def test_difference_predict_changes_weights():
     schedule = {"target_sparsity": 0.5, "begin_step": 1, "frequency": 1}
     old, new = twins(dense, theirs.ConstantSparsity(**schedule), plain)
     looped(old)
-    pruner = pk.Pruner(new, pk.schedules.ConstantSparsity(**schedule), compat="tfmot")
+    pruner = pk.Pruner(new, pk.schedules.ConstantSparsity(**schedule), policy="tfmot")
     loop(new, new.optimizer, new.loss, before=pruner.step)
     before = [trained(model)[0] for model in (old, new)]
     old.predict(x, verbose=0)
@@ -236,7 +236,7 @@ def test_difference_wrapped_layers_and_a_plain_model():
     old, new = twins(dense, theirs.ConstantSparsity(0.5, 0), plain)
     assert [type(layer).__name__ for layer in old.layers] == ["PruneLowMagnitude"] * 3
     assert len(old.weights) > len(new.weights) == 4
-    pruner = pk.Pruner(new, pk.schedules.ConstantSparsity(0.5, 0), compat="tfmot")
+    pruner = pk.Pruner(new, pk.schedules.ConstantSparsity(0.5, 0), policy="tfmot")
     assert [type(layer).__name__ for layer in new.layers] == ["Flatten", "Dense", "Dense"]
     assert len(new.weights) == 4
     with pytest.warns(UserWarning, match=r"step\(\) was never called, so .*: the sparsity is 0.0000"):
@@ -261,9 +261,9 @@ def test_difference_m_by_n_is_lost_when_a_model_is_saved(tmp_path):
     old.fit(callbacks=[theirs.UpdatePruningStep()], **fit)
     assert most_of_4(trained(old)[0]) > 2
     # 5 steps are done when training goes on: by the optimizer, or by forward passes.
-    for compat, origin in (("tfmot", -5), (None, 0)):
+    for policy, origin in (("tfmot", -5), ("gradual", 0)):
         model = twins(dense, theirs.ConstantSparsity(0.5, 1), momentum)[1]
-        settings = {"pattern": "2:4", "include": "hidden", "compat": compat}
+        settings = {"pattern": "2:4", "include": "hidden", "policy": policy}
         model.fit(callbacks=[pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 1, frequency=1), **settings)], **fit)
         model.save(tmp_path / "new.keras")
         model = keras.models.load_model(tmp_path / "new.keras")
@@ -288,7 +288,7 @@ def test_difference_several_steps_in_one_execution():
     with pytest.raises(
         ValueError, match=r"one batch at a time\. Received: a model compiled with steps_per_execution=2"
     ):
-        compat = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 2, frequency=1), compat="tfmot")
+        compat = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 2, frequency=1), policy="tfmot")
         new.fit(x[:64], y[:64], callbacks=[compat], **settings)
     held = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, 2, frequency=1), allocation="uniform")
     own.fit(x[:64], y[:64], callbacks=[held], **settings)
@@ -306,7 +306,7 @@ def test_difference_before_or_after_the_update_of_a_step():
     before = trained(new)[0]
     x, y = data()
     old.fit(x[:16], y[:16], batch_size=16, verbose=0, callbacks=[theirs.UpdatePruningStep()])
-    compat = pk.PruningCallback(pk.schedules.ConstantSparsity(**schedule), compat="tfmot")
+    compat = pk.PruningCallback(pk.schedules.ConstantSparsity(**schedule), policy="tfmot")
     new.fit(x[:16], y[:16], batch_size=16, verbose=0, callbacks=[compat])
     held = pk.PruningCallback(pk.schedules.ConstantSparsity(**schedule), allocation="uniform")
     own.fit(x[:16], y[:16], batch_size=16, verbose=0, callbacks=[held])

@@ -97,5 +97,5 @@ def test_the_policy_prunes_1x1_convolutions_and_include_says_the_same():
     wrapped = original.sparsity.prune_low_magnitude(old, pruning_policy=policy)
     theirs = [layer.layer.name for layer in wrapped.layers if hasattr(layer, "prunable_weights")]
     assert theirs == ["first", "last"]
-    report = pk.prune(new, 0.95, include=theirs, compat="tfmot")
+    report = pk.prune(new, 0.95, include=theirs, policy="tfmot")
     assert report.targets == ("first/kernel", "last/kernel")

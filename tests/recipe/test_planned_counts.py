@@ -128,11 +128,13 @@ def test_mistakes_are_told_with_line_and_column(tmp_path):
         ("bounds: {one: {}}", r"r.yaml:3:\d+: .*bounds.one: .*min"),
         ("pattern: '2:4', bounds: {one: {max: 0.3}}", r"r.yaml:3:.*bounds: 2:4 gives every weight the same sparsity"),
         ("pattern: '2:4', overrides: {one: 0.3}", r"r.yaml:3:.*overrides: 2:4 gives every weight the same sparsity"),
-        ("compat: tfmot, bounds: {one: {max: 0.3}}", r"r.yaml:3:.*bounds: compat: tfmot prunes all weights"),
     ):
         path.write_text(f"version: 1\nsteps:\n  - prune: {{sparsity: 0.5, {text}}}\n")
         with pytest.raises(RecipeError, match=message):
             load_recipe(path, data_given=True)
+    path.write_text("version: 1\nsteps:\n  - prune: {sparsity: 0.5, policy: tfmot, bounds: {one: {max: 0.3}}}\n")
+    with pytest.raises(RecipeError, match=r"steps\[0\].prune: .*prunes all weights to one sparsity. Received: bounds"):
+        plan(path, network())
     path.write_text("version: 1\nsteps:\n  - prune: {sparsity: 0.5, bounds: {five: {max: 0.3}}}\n")
     with pytest.raises(RecipeError, match=r"steps\[0\].prune: .*pattern 'five' in `bounds` matches no layer"):
         plan(path, network())

@@ -216,8 +216,8 @@ def test_a_plan_lists_every_target_and_update_and_moves_no_weight(perceptron, pa
         {"sparsity": 0.5, "pattern": "channel"},
         {"sparsity": 0.7, "pattern": "block:4x2", "pooling": "max"},
         {"sparsity": 0.6, "allocation": "erk"},
-        {"sparsity": 0.6, "compat": "tfmot"},
-        {"sparsity": 0.6, "compat": "tfmot", "pattern": "block:4x2"},
+        {"sparsity": 0.6, "policy": "tfmot"},
+        {"sparsity": 0.6, "policy": "tfmot", "pattern": "block:4x2"},
     ],
     ids=str,
 )
@@ -229,19 +229,31 @@ def test_a_plan_has_the_counts_that_the_run_prunes(perceptron, pairs, settings):
 
 
 def test_a_step_by_the_rules_of_tfmot_updates_masks_as_the_plan_says(perceptron, pairs):
-    found = recipe(prune(compat="tfmot", schedule={"frequency": 3}), {"finetune": {"epochs": 1}})
+    found = recipe(prune(policy="tfmot", schedule={"frequency": 3}), {"finetune": {"epochs": 1}})
     planned = plan(found, perceptron, pairs).steps[0]
     assert [step for step, _ in planned.pruning] == [3, 6]  # its schedule ends at step 8, which 3 does not divide
-    assert "by the rules of tfmot" in planned.text
+    assert "policy tfmot" in planned.text
     result = compress(found, perceptron, pairs)
     assert [event.step for event in result.report.events] == [3, 6]
     removed = {target.name: target.pruned for target in planned.targets}
     assert removed == {name: zeros(result.model, name) for name in removed}
 
 
-def test_what_tfmot_refuses_is_refused_before_anything_runs(perceptron, pairs):
-    with pytest.raises(RecipeError, match=r"steps\[0\]\.prune: .*at least 2 blocks along each"):
-        plan(recipe({"prune": {"sparsity": 0.5, "pattern": "block:8x1", "compat": "tfmot"}}), perceptron, pairs)
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ({"sparsity": 0.5, "pattern": "block:8x1"}, "at least 2 blocks along each"),
+        ({"sparsity": 0.5, "pattern": "channel"}, "supports the patterns unstructured, blocks and m by n. Received"),
+        ({"sparsity": 0.5, "criterion": "l2"}, r"supports only the criterion Magnitude\(\)"),
+        ({"sparsity": 0.5, "allocation": "erk"}, r"supports only the allocation Uniform\(\)"),
+        ({"sparsity": 0.5, "keep_one": False}, "always keeps the largest weight"),
+        ({"epochs": 2, "schedule": {"type": "linear", "final_sparsity": 0.5}}, "has two schedules.*LinearDecay"),
+    ],
+    ids=str,
+)
+def test_what_tfmot_refuses_is_refused_before_anything_runs(step, message, perceptron, pairs):
+    with pytest.raises(RecipeError, match=rf"steps\[0\]\.prune: .*{message}"):
+        plan(recipe({"prune": {**step, "policy": "tfmot"}}), perceptron, pairs)
 
 
 def test_a_plan_for_a_global_allocation_says_that_counts_follow_from_the_weights(perceptron):

@@ -107,7 +107,7 @@ ACCEPTED = {
     "1:3": recipe(one_shot(0.6666667, pattern="1:3")),
     "gradual 2:4": recipe(prune(pattern="2:4")),
     "block with pooling": recipe(one_shot(pattern="block:4x1", pooling="max")),
-    "by the rules of tfmot": recipe(prune(SCHEDULES["polynomial_decay"], compat="tfmot", pattern="block:4x1")),
+    "by the rules of tfmot": recipe(prune(SCHEDULES["polynomial_decay"], policy="tfmot", pattern="block:4x1")),
     "schedule in steps, end unknown": recipe(prune(SCHEDULES["linear"] | {"end": {"steps": 10**6}})),
     "end with the step": recipe(prune(SCHEDULES["linear"] | {"end": {"epochs": 4}})),
     "two exports": recipe(export("keras", name="dense"), one_shot(), export("keras")),

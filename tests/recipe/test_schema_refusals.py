@@ -69,17 +69,15 @@ REFUSED = {
     ),
     "unknown pattern": (recipe(one_shot(pattern="blocks")), "unknown pattern 'blocks'. Valid here: unstructured"),
     "pooling without block": (recipe(one_shot(pooling="max")), "'pooling' needs a block pattern"),
-    "compat with a schedule of ours": (
-        recipe(prune(SCHEDULES["linear"], compat="tfmot")),
-        r"prune\.schedule\.type: compat: tfmot supports only the schedules poly.*Received: 'linear'",
+    "the rules of tfmot by their earlier key": (
+        recipe(one_shot(compat="tfmot")),
+        r"prune\.compat: 'compat' is a key no longer: write policy: tfmot\.",
     ),
-    "compat with a criterion of ours": (
-        recipe(one_shot(compat="tfmot", criterion="l2")),
-        r"supports only magnitude.*'l2'",
+    "a repair by the rules of tfmot": (
+        recipe(one_shot(policy="tfmot", repair="none")),
+        r"prune\.repair: policy: tfmot repairs nothing",
     ),
-    "compat with an allocation": (recipe(one_shot(compat="tfmot", allocation="erk")), r"supports only uniform.*'erk'"),
-    "compat with channels": (recipe(one_shot(compat="tfmot", pattern="channel")), r"compat: tfmot supports only unstr"),
-    "unknown compat": (recipe(one_shot(compat="tfmod")), r"compat: unknown value 'tfmod'"),
+    "unknown policy": (recipe(one_shot(policy="tfmod")), r"policy: unknown value 'tfmod'. Did you mean 'tfmot'"),
     "bad regular expression": (recipe(one_shot(include=["re:("])), r"include\[0\]: 're:\(' is not a regular expr"),
     "empty pattern": (recipe(one_shot(exclude=[""])), r"exclude\[0\]: .*an empty pattern"),
     "a pattern instead of a list": (recipe(one_shot(exclude="logits")), "exclude: expected a list. Received: 'logits'"),

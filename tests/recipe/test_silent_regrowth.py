@@ -79,8 +79,8 @@ def test_a_prune_step_that_trains_keeps_the_zeros_of_weights_that_it_leaves_out(
     assert "The model came with 51 zeros in 1 of its weights" in result.report.notes[0]
 
 
-def test_compat_tfmot_has_its_own_rule_for_the_zeros_of_its_targets(sparse, pairs):
-    settings = {"schedule": {"final_sparsity": 0.2, "end": {"epochs": 2}}, "compat": "tfmot", "exclude": ["logits"]}
+def test_tfmot_has_its_own_rule_for_the_zeros_of_its_targets(sparse, pairs):
+    settings = {"schedule": {"final_sparsity": 0.2, "end": {"epochs": 2}}, "policy": "tfmot", "exclude": ["logits"]}
     result = compress(recipe(prune(**settings)), sparse, pairs)
     hidden, logits = both(result.model)
     assert hidden < 102 and logits == 51

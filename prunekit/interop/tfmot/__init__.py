@@ -2,7 +2,7 @@
 
 - `arithmetic`: its schedules, counts and patterns, to the bit
 - `schedule_adoption`: its schedules, recognised by name
-- `policy`: `compat="tfmot"`, leaks included
+- `policy`: `policy="tfmot"`, leaks included
 - `legacy`: imports tf_keras and the package at first use
 - `layers`: tf_keras layer -> Keras 3 layer
 - `config`: configs from known classes

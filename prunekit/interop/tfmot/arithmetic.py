@@ -41,7 +41,7 @@ class ForwardPassSchedule(Schedule):
         if type(self.inner) not in (PolynomialDecay, ConstantSparsity, OneShot):
             raise ValueError(
                 "tensorflow-model-optimization has two schedules: pass a PolynomialDecay or a ConstantSparsity, or "
-                'leave compat="tfmot" out, which does not support custom schedule classes. '
+                'leave policy="tfmot" out, which does not support custom schedule classes. '
                 f"Received: {self.inner!r}."
             )
         if self.inner.is_open:
@@ -156,7 +156,7 @@ class SamePoolingBlock(Block):
             raise ValueError(
                 "tensorflow-model-optimization prunes blocks of kernels with 2 axes and at least 2 blocks along each, "
                 f"and fails on others. Received: {self} for {name} of shape {tuple(shape)}. Leave this weight out "
-                'with `exclude`, or leave compat="tfmot" out.'
+                'with `exclude`, or leave policy="tfmot" out.'
             )
 
     def pool(self, importance, in_axes: Axes, out_axes: Axes):

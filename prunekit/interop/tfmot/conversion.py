@@ -26,6 +26,7 @@ from prunekit.interop.tfmot.wrappers import Wrapping, without_rounding
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.patterns import NM, Block, Pattern, Unstructured
 from prunekit.sparsity.schedules import Schedule
+from prunekit.techniques.pruning.masks.policy import MaskPolicy, get_policy
 from prunekit.techniques.pruning.training.callbacks import PruningCallback
 
 
@@ -104,7 +105,7 @@ class Converted:
         """Returns a callback that continues the schedule from its present step, on the weights that were pruned.
 
         Call this method after compiling the model: the callback counts steps by the model's optimizer, or with
-        compat="tfmot" by forward passes from the start of the next training.
+        policy="tfmot" by forward passes from the start of the next training.
 
         Args:
             *names: Names of weights with the same schedule and pattern; no names means all pruned weights.
@@ -127,13 +128,13 @@ class Converted:
                 f"{', '.join(wanted)}. Make a callback for each group of names."
             )
         ((schedule, pattern),) = found
-        origin = self._steps_done(options.get("compat")) - self.step
+        origin = self._steps_done(get_policy(options.get("policy", "gradual"))) - self.step
         settings = {"pattern": pattern, "include": wanted, "origin": origin}
         return PruningCallback(schedule, **{**settings, **options})
 
-    def _steps_done(self, compat: str | None) -> int:
+    def _steps_done(self, policy: MaskPolicy) -> int:
         """Returns the steps counted before the next training: optimizer updates; 0 where forward passes are counted."""
-        optimizers = [] if compat == "tfmot" else optimizers_of(self.model)
+        optimizers = [] if policy.counts_forward_passes else optimizers_of(self.model)
         return max((int(backend.number(one.iterations)) for one in optimizers), default=0)
 
 

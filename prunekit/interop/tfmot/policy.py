@@ -1,4 +1,4 @@
-"""compat="tfmot": the rules of tensorflow-model-optimization 0.8, leaks included.
+"""policy="tfmot": the rules of tensorflow-model-optimization 0.8, leaks included.
 
 tensorflow-model-optimization wraps layers: each forward pass in training counts as a step, updates the masks from the
 current weights if the schedule has an update due, and multiplies the weights by the masks; optimizer updates are not
@@ -60,23 +60,23 @@ class TfmotPolicy(MaskPolicy):
             value = getattr(options, name)
             if value != known:
                 raise ValueError(
-                    f'{_NAME} supports only the {name} {known}. Received: {name}={value} with compat="tfmot". Leave '
+                    f'{_NAME} supports only the {name} {known}. Received: {name}={value} with policy="tfmot". Leave '
                     "one of them out."
                 )
         if not options.keep_one:
             raise ValueError(
-                f'{_NAME} always keeps the largest weight. Received: keep_one=False with compat="tfmot". Leave one of '
+                f'{_NAME} always keeps the largest weight. Received: keep_one=False with policy="tfmot". Leave one of '
                 "them out."
             )
         for name in ("overrides", "bounds"):
             if getattr(options, name):
                 raise ValueError(
-                    f'{_NAME} prunes all weights to one sparsity. Received: {name} with compat="tfmot". Leave one of '
+                    f'{_NAME} prunes all weights to one sparsity. Received: {name} with policy="tfmot". Leave one of '
                     "them out."
                 )
         if options.keep_zeros:
             raise ValueError(
-                f'{_NAME} lets existing zeros grow back. Received: keep_zeros=True with compat="tfmot". Leave one of '
+                f'{_NAME} lets existing zeros grow back. Received: keep_zeros=True with policy="tfmot". Leave one of '
                 "them out."
             )
         return followed
@@ -110,7 +110,7 @@ class TfmotPolicy(MaskPolicy):
         if not leaks:
             return []
         return [
-            f'{leaks:,} weights that the masks prune are not zero: with compat="tfmot", as in {_NAME}, they are masked '
+            f'{leaks:,} weights that the masks prune are not zero: with policy="tfmot", as in {_NAME}, they are masked '
             "before each forward pass and at each epoch's end, and not when pruning finishes. For a sparse model call "
             "pruner.enforce() before finish()."
         ]
@@ -130,7 +130,7 @@ def _check_targets(model: Any, targets: Sequence[Target]) -> None:
     ]
     if others:
         raise ValueError(
-            f'With compat="tfmot" prunekit prunes only the weights that {_NAME} prunes. Received: '
+            f'With policy="tfmot" prunekit prunes only the weights that {_NAME} prunes. Received: '
             f"{', '.join(others)}, which it does not prune. Leave them out with `exclude`."
         )
 
@@ -150,7 +150,7 @@ def _pattern(options: PruningOptions) -> Pattern:
         return TailedNM(pattern.n, pattern.m)
     raise ValueError(
         f"{_NAME} supports the patterns unstructured, blocks and m by n. Received: pattern={pattern} with "
-        'compat="tfmot". Leave one of them out.'
+        'policy="tfmot". Leave one of them out.'
     )
 
 

@@ -114,6 +114,8 @@ class Settings(BaseModel):
     example: ClassVar[str] = ""
     # Former name of a field -> present name: still read, with a warning.
     former: ClassVar[Mapping[str, str]] = {}
+    # Former keys that are not read any more -> how a recipe writes the same now.
+    gone: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -126,6 +128,8 @@ class Settings(BaseModel):
             raise refusal(f"expected a mapping{such_as}. Received: {shown(value)}.")
         found = {}
         for key, item in value.items():
+            if key in cls.gone:
+                raise refusal(f"{key!r} is a key no longer: write {cls.gone[key]}.", key)
             name = cls.former.get(key, key)
             if name not in cls.model_fields or (name != key and name in value):
                 raise unknown("key", key, cls.model_fields, key)

@@ -116,8 +116,6 @@ def _prune_text(prune: Prune) -> str:
     if prune.policy != "gradual":
         parts.append(f"policy {prune.policy}")
     parts += _texts_of_weights(prune)
-    if prune.compat is not None:
-        parts.append(f"by the rules of {prune.compat}")
     return ", ".join(parts)
 
 

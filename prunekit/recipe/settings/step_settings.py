@@ -147,6 +147,7 @@ class Prune(Settings):
 
     former: ClassVar[Mapping[str, str]] = {"calibration": "examples"}
     example: ClassVar[str] = "{sparsity: 0.5}"
+    gone: ClassVar[Mapping[str, str]] = {"compat": "policy: tfmot"}
     epochs: Epochs | None = None
     schedule: ScheduleSettings | None = None
     sparsity: Sparsity | None = None
@@ -164,7 +165,6 @@ class Prune(Settings):
     memory: Memory = MEMORY
     overrides: dict[WeightPattern, Sparsity] = {}
     bounds: dict[WeightPattern, WeightBounds] = {}
-    compat: Literal["tfmot"] | None = None
     misfits: Misfits = "error"
 
     @model_validator(mode="after")
@@ -172,7 +172,6 @@ class Prune(Settings):
         self._check_kind()
         self._check_moments()
         self._check_pattern()
-        self._check_compat()
         self._check_examples()
         return self
 
@@ -205,8 +204,8 @@ class Prune(Settings):
             raise refusal(
                 "'memory' belongs to one-shot pruning with 'sparsity': a training keeps no activations.", "memory"
             )
-        if self.repair is not None and self.compat is not None:
-            raise refusal("compat: tfmot repairs nothing. Leave 'repair' out.", "repair")
+        if self.repair is not None and name_of(self.policy) == "tfmot":
+            raise refusal("policy: tfmot repairs nothing. Leave 'repair' out.", "repair")
         if self.examples is not None and not (self.is_repairable or "data" in sources_of(self.needs)):
             raise refusal("'examples' needs 'repair', or a criterion or allocation that reads data.", "examples")
 
@@ -251,28 +250,6 @@ class Prune(Settings):
             if getattr(self, option):
                 raise refusal(f"{reason}. Leave {option!r} out.", option)
 
-    def _check_compat(self) -> None:
-        if self.compat is None:
-            return
-        if self.schedule is not None and self.schedule.type not in ("polynomial_decay", "constant"):
-            raise refusal(
-                "compat: tfmot supports only the schedules polynomial_decay and constant. "
-                f"Received: {self.schedule.type!r}.",
-                *("schedule", "type"),
-            )
-        for name, known in (
-            ("criterion", ("magnitude", "l1", "auto")),
-            ("allocation", ("uniform", "auto")),
-            ("policy", ("gradual", "tfmot")),
-        ):
-            if getattr(self, name) not in known:
-                raise refusal(f"compat: tfmot supports only {known[0]}. Received: {getattr(self, name)!r}.", name)
-        self._without_limits("compat: tfmot prunes all weights to one sparsity")
-        if not self.keep_one:
-            raise refusal("compat: tfmot always keeps the largest weight. Received: keep_one false.", "keep_one")
-        if self.pattern == "channel":
-            raise refusal("compat: tfmot supports only unstructured, N:M and blocks. Received: 'channel'.", "pattern")
-
     @property
     def needs(self) -> tuple[str, ...]:
         """Names of the statistics that criterion, allocation and policy need."""
@@ -287,8 +264,7 @@ class Prune(Settings):
     @property
     def is_repairable(self) -> bool:
         """True if the step repairs the model, without data on synthetic inputs."""
-        gradual = name_of(self.policy) == "gradual" and self.compat is None
-        return self.one_shot and gradual and self.repair != "none"
+        return self.one_shot and name_of(self.policy) == "gradual" and self.repair != "none"
 
     @property
     def one_shot(self) -> bool:

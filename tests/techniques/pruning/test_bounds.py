@@ -178,7 +178,7 @@ def test_a_minimum_rounds_up_and_a_maximum_down_except_below_the_final_sparsity(
         ({"bounds": {"one": {"most": 0.5}}}, TypeError, "Received: {'most': 0.5}"),
         ({"bounds": 0.5}, TypeError, "`bounds` maps patterns of weights to bounds. Received: 0.5"),
         ({"bounds": {"one": {"max": 0.5}}, "pattern": "2:4"}, ValueError, "2:4 gives every weight the sparsity"),
-        ({"bounds": {"one": {"max": 0.5}}, "compat": "tfmot"}, ValueError, "Received: bounds with compat"),
+        ({"bounds": {"one": {"max": 0.5}}, "policy": "tfmot"}, ValueError, "Received: bounds with policy"),
         ({"bounds": {"one": {"max": 0.5}}, "overrides": {"one": 0.2}}, ValueError, "Received: both for one/kernel"),
     ],
     ids="no weight,too much,too little,no fraction,order,number,key,no mapping,N:M,tfmot,override".split(","),

@@ -43,7 +43,7 @@ ONE_SHOT = {
     "blocks, data": ({"pattern": "block:4x1"}, True, ("output_error", "erk")),
     "channels, data": ({"pattern": "channel"}, True, ("magnitude", "erk")),
     "2:4, data": ({"pattern": "2:4"}, True, ("output_error", "uniform")),
-    "the rules of tfmot": ({"compat": "tfmot"}, False, ("magnitude", "uniform")),
+    "the rules of tfmot": ({"policy": "tfmot"}, False, ("magnitude", "uniform")),
 }
 
 
@@ -53,7 +53,7 @@ def test_the_names_that_are_taken_make_the_same_model(case):
     automatic, written = network(), network()
     given = inputs() if data else None
     report = pk.prune(automatic, 0.5, given, **options)
-    stands_in = {} if data or options.keys() & {"repair", "compat"} else {"repair": "weights"}
+    stands_in = {} if data or options.keys() & {"repair", "policy"} else {"repair": "weights"}
     if allocation is TRIED:
         allocation = taken(report)["allocation"]
         assert allocation in TRIED

@@ -215,7 +215,7 @@ def test_data_are_needed_and_repairs_are_named(x):
         pk.prune(model, 0.5, criterion="sparsegpt", allocation="uniform")
     with pytest.raises(ValueError, match="`repair` is one of none, outputs, weights. Received: 'bias'"):
         pk.prune(model, 0.5, x, repair="bias", criterion="magnitude", allocation="uniform")
-    report = pk.prune(model, 0.5, x, compat="tfmot")
+    report = pk.prune(model, 0.5, x, policy="tfmot")
     assert any(note.startswith("The data were not read for pruning: the policy") for note in report.notes)
 
 

@@ -145,7 +145,7 @@ def test_a_training_without_an_epoch_at_the_final_sparsity_is_told(compiled, bat
 
 def test_the_rules_of_tfmot_save_epochs_with_their_zeros(compiled, batches, tmp_path):
     path = tmp_path / "last.keras"
-    pruning = PruningCallback(ConstantSparsity(0.75, begin_step=1, frequency=1), compat="tfmot")
+    pruning = PruningCallback(ConstantSparsity(0.75, begin_step=1, frequency=1), policy="tfmot")
     compiled.fit(**batches, callbacks=[AtFinalSparsity(keras.callbacks.ModelCheckpoint(path)), pruning])
     assert zeros(keras.models.load_model(path)) == zeros(compiled) == [96, 48]
 

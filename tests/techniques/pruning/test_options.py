@@ -24,13 +24,13 @@ def test_what_the_callback_takes_by_position_are_options():
 
 
 def test_a_prune_step_has_every_option_that_is_not_the_runs_own():
-    own = {"epochs", "schedule", "sparsity", "learning_rate", "pooling", "calibration", "repair", "memory"}
+    own = {"epochs", "schedule", "sparsity", "learning_rate", "pooling", "examples", "repair", "memory"}
     assert set(Prune.model_fields) - own == NAMES - {"keep_zeros", "origin"}
 
 
 def test_defaults_of_a_prune_step_are_those_of_the_options():
     options = PruningOptions()
-    for name in ("include", "exclude", "keep_one", "compat", "misfits"):
+    for name in ("include", "exclude", "keep_one", "misfits"):
         assert Prune(sparsity=0.5).model_dump()[name] == getattr(options, name), name
     for name in ("criterion", "pattern", "allocation", "policy"):
         assert PruningOptions(**{name: getattr(Prune(sparsity=0.5), name)}) == options, name

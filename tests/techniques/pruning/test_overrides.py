@@ -61,7 +61,7 @@ def test_the_override_rises_with_the_schedule(model, samples):
         ({"overrides": {"one": 1.0}}, ValueError, r"overrides\['one'\] must be a fraction removed, in \[0, 1\)"),
         ({"overrides": 0.5}, TypeError, "`overrides` maps patterns of weights to sparsities. Received: 0.5"),
         ({"overrides": {"one": 0.5}, "pattern": "2:4"}, ValueError, "2:4 gives every weight the sparsity"),
-        ({"overrides": {"one": 0.5}, "compat": "tfmot"}, ValueError, "prunes all weights to one sparsity"),
+        ({"overrides": {"one": 0.5}, "policy": "tfmot"}, ValueError, "prunes all weights to one sparsity"),
     ],
     ids=[
         "no weight",

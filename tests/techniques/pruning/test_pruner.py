@@ -43,7 +43,7 @@ def test_a_misspelt_option_is_refused_with_the_valid_ones(call, perceptron):
 
 
 @tensorflow_only
-@pytest.mark.parametrize("options", [{"allocation": "uniform"}, {"allocation": "global"}, {"compat": "tfmot"}], ids=str)
+@pytest.mark.parametrize("options", [{"allocation": "uniform"}, {"allocation": "global"}, {"policy": "tfmot"}], ids=str)
 def test_no_weight_and_no_mask_goes_through_numpy_when_masks_are_chosen(perceptron, samples, monkeypatch, options):
     def refuse(self, dtype=None):
         raise AssertionError(f"{self.path} was copied to NumPy")

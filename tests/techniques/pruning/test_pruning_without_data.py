@@ -56,7 +56,7 @@ def test_it_loses_less_than_without_repair_on_other_inputs():
     assert report.damage is None
 
 
-@pytest.mark.parametrize("options", [{"repair": "none"}, {"criterion": "magnitude"}, {"compat": "tfmot"}], ids=str)
+@pytest.mark.parametrize("options", [{"repair": "none"}, {"criterion": "magnitude"}, {"policy": "tfmot"}], ids=str)
 def test_a_named_method_prunes_by_the_weights_alone(options):
     model = network()
     report = pk.prune(model, 0.6, **options)

@@ -102,13 +102,13 @@ def test_fit_spares_and_tells_it_at_its_end(headed, samples):
     assert "head/kernel (1)" in pruning.report.notes[0]
 
 
-def test_masks_of_compat_tfmot_are_as_they_were_and_it_has_no_such_option(headed):
+def test_masks_of_tfmot_are_as_they_were_and_it_has_no_such_option(headed):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        report = pk.prune(headed, 0.95, compat="tfmot")
+        report = pk.prune(headed, 0.95, policy="tfmot")
     assert kept(headed) == 1 and report.notes == (LATER_TRAINING,)
     with pytest.raises(ValueError, match="always keeps the largest weight. Received: keep_one=False"):
-        pk.prune(headed, 0.95, compat="tfmot", keep_one=False)
+        pk.prune(headed, 0.95, policy="tfmot", keep_one=False)
 
 
 def test_keep_one_of_a_recipe_is_in_its_report_plan_and_schema(headed, load):

@@ -69,8 +69,8 @@ def test_only_frozen_weights_to_prune_is_an_error(half_frozen):
         Pruner(half_frozen, SCHEDULE, exclude=["logits"], allocation="uniform")
 
 
-def test_compat_tfmot_prunes_frozen_weights_as_the_original_does(half_frozen, batches):
-    pruning = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, frequency=1), compat="tfmot")
+def test_tfmot_prunes_frozen_weights_as_the_original_does(half_frozen, batches):
+    pruning = pk.PruningCallback(pk.schedules.ConstantSparsity(0.5, frequency=1), policy="tfmot")
     half_frozen.fit(**batches, callbacks=[pruning])
     assert zeros(half_frozen) == 64
 

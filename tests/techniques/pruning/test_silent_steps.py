@@ -39,9 +39,9 @@ def test_leaving_the_with_block_without_a_step_warns_once(perceptron):
     assert len(told(caught)) == 1
 
 
-def test_the_remedy_for_compat_tfmot_differs(perceptron):
+def test_the_remedy_for_tfmot_differs(perceptron):
     with pytest.warns(UserWarning, match=NEVER + "before each forward pass in training") as caught:
-        with Pruner(perceptron, ConstantSparsity(0.5, frequency=1), compat="tfmot"):
+        with Pruner(perceptron, ConstantSparsity(0.5, frequency=1), policy="tfmot"):
             pass
     assert len(told(caught)) == 1
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
 from types import MappingProxyType
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from prunekit.anatomy.records.name_patterns import listed_patterns
 from prunekit.anatomy.records.reports import Choice
@@ -28,7 +28,6 @@ class CallbackOptions(TypedDict, total=False):
     overrides: Mapping[str, float]
     bounds: Mapping[str, Any]
     policy: PolicyName | MaskPolicy
-    compat: Literal["tfmot"] | None
     misfits: Misfits
 
 
@@ -60,7 +59,7 @@ class PruningOptions:
         exclude: Names, globs or `re:` patterns of layers and weights to skip; overrides `include`.
         keep_zeros: Whether entries that are zero when pruning starts stay pruned, so that a sparse model stays sparse
             and a resumed run keeps its masks. A weight whose entries are all zero is treated as untrained, not as
-            pruned. None = the default of the policy: True, but False with compat="tfmot".
+            pruned. None = the default of the policy: True, but False with policy="tfmot".
         keep_one: Whether at least one unit (an entry, a block or a channel) of each weight is kept, even where the
             sparsity would remove all units. With False, a weight can become entirely zero.
         origin: Optimizer step from which the schedule counts; None = the optimizer's step when pruning starts.
@@ -72,10 +71,9 @@ class PruningOptions:
             schedule, minima rise in proportion to its sparsity, and maxima hold at every step.
         policy: Rules by which masks change: "gradual" (pruned units stay pruned), "structure_decay" (the same, for N:M,
             with the same number in every group), "channel_groups" (whole channels in every weight), "rigl", "set",
-            "ac_dc", "straight_through", or a `MaskPolicy`.
-        compat: "tfmot" prunes by the rules of tensorflow-model-optimization 0.8, leaks included (see
-            docs/coming-from-tfmot.md); steps are then forward passes, and `origin` is minus the number of forward
-            passes made before. Same as policy="tfmot". None = the rules of `policy`.
+            "ac_dc", "straight_through", or a `MaskPolicy`. "tfmot" prunes by the rules of
+            tensorflow-model-optimization 0.8, leaks included (see docs/coming-from-tfmot.md); steps are then forward
+            passes, and `origin` is minus the number of forward passes made before.
         misfits: Weights that the pattern does not fit, such as 2:4 on a convolution of three channels: "error" refuses
             them, "skip" leaves them out, with the reason in the report.
         choices: What was chosen for "auto" so far; no option of a call.
@@ -92,12 +90,11 @@ class PruningOptions:
     overrides: Mapping[str, float] = field(default_factory=dict, hash=False)
     bounds: Mapping[str, Any] = field(default_factory=dict, hash=False)
     policy: MaskPolicy | str = "gradual"
-    compat: str | None = None
     misfits: str = "error"
     choices: tuple[Choice, ...] = field(default=(), compare=False)
 
     def __post_init__(self):
-        pattern, policy = get_pattern(self.pattern), self._policy()
+        pattern, policy = get_pattern(self.pattern), get_policy(self.policy)
         self._choose_usual(pattern, policy)
         allocation = get_allocation(self.allocation)
         if self.keep_zeros is None:
@@ -149,18 +146,6 @@ class PruningOptions:
                     "pattern."
                 )
 
-    def _policy(self) -> MaskPolicy:
-        if self.compat not in (None, "tfmot"):
-            raise ValueError(f'`compat` must be "tfmot", or None for prunekit\'s rules. Received: {self.compat!r}.')
-        policy = get_policy(self.compat or self.policy)
-        # `dataclasses.replace` passes the policy that `compat` selected before.
-        if self.compat is not None and get_policy(self.policy) not in (policy, get_policy("gradual")):
-            raise ValueError(
-                f"compat={self.compat!r} selects a policy. Received: policy={self.policy!r} as well. Leave one of them "
-                "out."
-            )
-        return policy
-
     @property
     def arguments(self) -> Options:
         """The keyword options of a call that makes these options."""
@@ -185,5 +170,6 @@ def as_options(options: Mapping[str, Any]) -> PruningOptions:
         TypeError: A name is not a pruning option.
         ValueError: As `PruningOptions`.
     """
-    check_names(options, [option.name for option in fields(PruningOptions) if option.name != "choices"])
+    names = [option.name for option in fields(PruningOptions) if option.name != "choices"]
+    check_names(options, names, {"compat": 'policy="tfmot"'})
     return PruningOptions(**options)

@@ -53,7 +53,7 @@ class PruningCallback(keras.callbacks.Callback):
         include: Layers and weights to prune; empty means every weight pruned by default.
         exclude: Layers and weights to skip.
         data: Calibration data, for a criterion or policy that needs them, as `Pruner` takes them.
-        **options: `keep_zeros`, `keep_one`, `origin`, `overrides`, `policy`, `compat`, `misfits`.
+        **options: `keep_zeros`, `keep_one`, `origin`, `overrides`, `policy`, `misfits`.
 
     Raises:
         TypeError: `schedule` is not a schedule, or an option is unknown.

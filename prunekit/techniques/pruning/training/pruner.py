@@ -48,7 +48,7 @@ class Pruner:
         data: Calibration data, for a criterion or policy that needs them: inputs, a pair (inputs, labels), or a
             dataset or list of such batches. They are read at each mask update.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
-            `overrides`, `policy`, `compat`, `misfits`: see `pk.PruningOptions`.
+            `overrides`, `policy`, `misfits`: see `pk.PruningOptions`.
 
     Attributes:
         model: The model.
@@ -204,7 +204,7 @@ class Pruner:
     def step(self) -> bool:
         """Follows the schedule by one step, after an optimizer update; returns True if masks changed.
 
-        With compat="tfmot", a step is a forward pass in training: call `step()` before each such pass.
+        With policy="tfmot", a step is a forward pass in training: call `step()` before each such pass.
 
         Raises:
             LeakError: Pruned weights became non-zero, or no update passed through the optimizer since the last call.
@@ -472,8 +472,7 @@ def check_loop_steps_after_updates(pruner: Pruner, loop: str) -> None:
         ValueError: The pruner's policy counts forward passes.
     """
     if pruner.policy.counts_forward_passes:
-        name = f'compat="{pruner.options.compat}"' if pruner.options.compat else f"policy={pruner.policy}"
         raise ValueError(
             f"{loop} steps its pruner after each update, and the pruner's policy prunes before each forward pass. "
-            f"Received: a pruner with {name}. Leave it out, or train with `fit` or a loop of your own."
+            f"Received: a pruner with policy={pruner.policy}. Leave it out, or train with `fit` or a loop of your own."
         )
