@@ -214,7 +214,7 @@ def test_a_plan_lists_every_target_and_update_and_moves_no_weight(perceptron, pa
     [
         {"sparsity": 0.5, "pattern": "2:4"},
         {"sparsity": 0.5, "pattern": "channel"},
-        {"sparsity": 0.7, "pattern": "block:4x2", "pooling": "max"},
+        {"sparsity": 0.7, "pattern": "block:4x2:max"},
         {"sparsity": 0.6, "allocation": "erk"},
         {"sparsity": 0.6, "policy": "tfmot"},
         {"sparsity": 0.6, "policy": "tfmot", "pattern": "block:4x2"},

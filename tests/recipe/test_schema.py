@@ -106,7 +106,7 @@ ACCEPTED = {
     "equal finals": recipe(one_shot(0.8), one_shot(0.8)),
     "1:3": recipe(one_shot(0.6666667, pattern="1:3")),
     "gradual 2:4": recipe(prune(pattern="2:4")),
-    "block with pooling": recipe(one_shot(pattern="block:4x1", pooling="max")),
+    "block with pooling": recipe(one_shot(pattern="block:4x1:max")),
     "by the rules of tfmot": recipe(prune(SCHEDULES["polynomial_decay"], policy="tfmot", pattern="block:4x1")),
     "schedule in steps, end unknown": recipe(prune(SCHEDULES["linear"] | {"end": {"steps": 10**6}})),
     "end with the step": recipe(prune(SCHEDULES["linear"] | {"end": {"epochs": 4}})),

@@ -63,12 +63,11 @@ REFUSED = {
     "2:4 by erk": (recipe(one_shot(pattern="2:4", allocation="erk")), "allocation: erk gives each weight its own"),
     "4:2": (recipe(one_shot(pattern="4:2")), "needs 0 < n < m"),
     "block 0": (recipe(one_shot(pattern="block:0x4")), "at least one input and one output"),
-    "pooling twice": (
-        recipe(one_shot(pattern="block:4x1:max", pooling="average")),
-        "the pattern sets the pooling already",
-    ),
     "unknown pattern": (recipe(one_shot(pattern="blocks")), "unknown pattern 'blocks'. Valid here: unstructured"),
-    "pooling without block": (recipe(one_shot(pooling="max")), "'pooling' needs a block pattern"),
+    "pooling by its earlier key": (
+        recipe(one_shot(pattern="block:4x1", pooling="max")),
+        r"prune\.pooling: 'pooling' is a key no longer: write pattern: block:4x1:max\.",
+    ),
     "the rules of tfmot by their earlier key": (
         recipe(one_shot(compat="tfmot")),
         r"prune\.compat: 'compat' is a key no longer: write policy: tfmot\.",

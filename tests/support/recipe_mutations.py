@@ -34,8 +34,7 @@ steps:
       epochs: $epochs
       schedule: {type: polynomial_decay, initial_sparsity: 0.1, final_sparsity: $final, end: {epochs: 9}, power: 3}
       criterion: l2
-      pattern: block:4x1
-      pooling: max
+      pattern: block:4x1:max
       allocation: global
       include: ["conv_*", "re:^fc_[0-9]+/kernel$$"]
       exclude: [$weights]

@@ -147,14 +147,13 @@ class Prune(Settings):
 
     former: ClassVar[Mapping[str, str]] = {"calibration": "examples"}
     example: ClassVar[str] = "{sparsity: 0.5}"
-    gone: ClassVar[Mapping[str, str]] = {"compat": "policy: tfmot"}
+    gone: ClassVar[Mapping[str, str]] = {"compat": "policy: tfmot", "pooling": "pattern: block:4x1:max"}
     epochs: Epochs | None = None
     schedule: ScheduleSettings | None = None
     sparsity: Sparsity | None = None
     learning_rate: Positive | None = None
     criterion: Annotated[str | Configured, registered(CRITERIA)] = "auto"
     pattern: Annotated[str, AfterValidator(checked_pattern)] = "unstructured"
-    pooling: Literal["average", "max"] | None = None
     allocation: Annotated[str | Configured, registered(ALLOCATIONS)] = "auto"
     policy: Annotated[str | Configured, registered(POLICIES)] = "gradual"
     include: WeightPatterns = ()
@@ -220,14 +219,6 @@ class Prune(Settings):
 
     def _check_pattern(self) -> None:
         parsed = parse_pattern(self.pattern)
-        if self.pooling is not None and parsed.kind != "block":
-            raise refusal(f"'pooling' needs a block pattern. Received: pattern {self.pattern!r}.", "pooling")
-        if self.pooling is not None and parsed.pooling not in (None, self.pooling):
-            raise refusal(
-                f"the pattern sets the pooling already. Received: pattern {self.pattern!r} and pooling "
-                f"{self.pooling!r}. Leave one of them out.",
-                "pooling",
-            )
         if parsed.kind != "nm":
             return
         self._without_limits(f"{self.pattern} gives every weight the same sparsity")

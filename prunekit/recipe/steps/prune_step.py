@@ -11,7 +11,7 @@ from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.statistics.statistics import READ, check_statistics
 from prunekit.recipe.datasets.data import drawn_examples
 from prunekit.recipe.settings.fields import EXAMPLES, make, name_of
-from prunekit.recipe.settings.step_settings import Prune, parse_pattern
+from prunekit.recipe.settings.step_settings import Prune
 from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.steps.planned_counts import counts_note, planned_targets
@@ -24,7 +24,6 @@ from prunekit.recipe.steps.step_handler import (
     require_backend,
 )
 from prunekit.recipe.text.loader import RecipeError
-from prunekit.sparsity.patterns import Block
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS, sources_of
 from prunekit.techniques.pruning.after_training.one_shot import OneShotPruning, may_stand_in
@@ -207,13 +206,8 @@ def _schedule(prune: Prune, steps_per_epoch: int | None) -> Schedule:
 
 
 def _options(prune: Prune, seed: int) -> Options:
-    pattern: Any = prune.pattern
-    if prune.pooling is not None:
-        inputs, outputs = parse_pattern(prune.pattern).numbers
-        pattern = Block(inputs, outputs, pooling=prune.pooling)
     named = {item.name for item in dataclasses.fields(PruningOptions)} & set(Prune.model_fields)
     made = {
-        "pattern": pattern,
         "criterion": make(CRITERIA, prune.criterion, seed),
         "allocation": make(ALLOCATIONS, prune.allocation, seed),
         "policy": make(POLICIES, prune.policy, seed),
