@@ -234,13 +234,10 @@ def test_what_does_not_fit_is_refused_by_name(two_outputs, one_output, outputs, 
         metrics_of(settings(**values), outputs, model)
 
 
-def test_accuracy_means_the_one_accuracy_and_of_several_outputs_none(one_output, two_outputs):
+def test_the_accuracy_of_a_report_has_another_name_where_it_is_the_one(one_output):
     found = metrics_of(settings(metrics=["top_k_categorical_accuracy", "binary_accuracy"]), None, one_output)
     assert accuracy_name(found) == "binary_accuracy"
     assert accuracy_name(metrics_of(settings(loss="mse"), None, one_output)) is None
-    both = metrics_of(settings(), TWO, two_outputs)
-    with pytest.raises(RecipeError, match="'accuracy' could be any of left_accuracy, right_accuracy: write metrics:"):
-        accuracy_name(both, several_outputs=True)
 
 
 def test_outputs_without_names_are_refused(two_outputs):

@@ -109,7 +109,7 @@ def test_remove_blocks_needs_data():
 
 @pytest.mark.thorough
 def test_drops_can_be_expected_after_either_step(pairs):
-    bound = {"expect": {"accuracy_drop": {"max": 1.0}}}
+    bound = {"expect": {"drop": {"accuracy": 1.0}}}
     steps = [step["kind"] for step in compress(recipe(TRAIN, SIMPLIFY, bound), network(), pairs).report.steps]
     assert steps == ["train", "simplify", "expect"]
     with pytest.raises(RecipeError, match="can be measured only after a prune step"):

@@ -99,7 +99,10 @@ def test_a_plan_says_what_is_measured_and_in_which_direction():
     ("step", "message"),
     [
         ({"expect": {"metrics": {"mea": {"max": 1}}}}, r"steps\[1\].expect: no metric 'mea' is measured. Did"),
-        ({"expect": {"accuracy": {"min": 0.5}}}, r"steps\[1\].expect: accuracy is not measured: add it to compile"),
+        (
+            {"expect": {"metrics": {"accuracy": {"min": 0.5}}}},
+            r"steps\[1\].expect: no metric 'accuracy' is measured. Valid",
+        ),
     ],
     ids=["misspelt", "accuracy of a regression"],
 )
@@ -192,7 +195,9 @@ def test_every_output_has_its_metrics_and_its_loss(as_mapping):
         "monitor": "right_accuracy",
         "batch_size": 16,
     }
-    expected = {"expect": {"accuracy": {"min": 0}, "metrics": {"left_mae": {"max": 9}}, "drop": {"left_loss": 99}}}
+    expected = {
+        "expect": {"metrics": {"right_accuracy": {"min": 0}, "left_mae": {"max": 9}}, "drop": {"left_loss": 99}}
+    }
     document = recipe(*STEPS[:3], expected, compile=settings)
     found = compress(document, two_outputs(as_mapping), labelled())
     names = ["right_accuracy", "left_mae", "left_loss", "right_loss", "loss"]

@@ -63,8 +63,8 @@ REFUSED = {
         r"with loss mse, labels must have the shape .* \(4,\). Received: labels of shape \(\)",
     ),
     "no accuracy to expect": (
-        recipe({"expect": {"accuracy": {"min": 0.5}}}, compile={**COMPILE, "metrics": []}),
-        r"steps\[0\].expect: accuracy is not measured",
+        recipe({"expect": {"metrics": {"accuracy": {"min": 0.5}}}}, compile={**COMPILE, "metrics": []}),
+        r"steps\[0\].expect: no metric 'accuracy' is measured. Valid here: loss",
     ),
     "metrics that do not fit": (
         recipe({"train": {"epochs": 1}}, compile={**COMPILE, "metrics": ["precision"]}),

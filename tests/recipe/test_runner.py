@@ -246,7 +246,7 @@ def test_a_failed_expectation_stops_the_run_and_leaves_a_whole_directory(tmp_pat
     steps = [
         {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}},
         {"export": {"formats": ["keras"]}},
-        {"expect": {"accuracy": {"min": 1.0}, "sparsity": {"max": 0.4}, "bytes": {"keras": {"max": 100}}}},
+        {"expect": {"metrics": {"accuracy": {"min": 1.0}}, "sparsity": {"max": 0.4}, "bytes": {"keras": {"max": 100}}}},
         {"train": {"epochs": 50}},
     ]
     with pytest.raises(ExpectationError) as raised:

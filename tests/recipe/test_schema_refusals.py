@@ -23,7 +23,7 @@ REFUSED = {
     "train without compile": (recipe(compile=None), r"steps\[0\]\.train: .*no 'compile'"),
     "gradual without compile": (recipe(prune(), compile=None), r"steps\[0\]\.prune: .*no 'compile'"),
     "accuracy without data": (
-        recipe(one_shot(), {"expect": {"accuracy": {"min": 0.5}}}, data=None),
+        recipe(one_shot(), {"expect": {"metrics": {"accuracy": {"min": 0.5}}}}, data=None),
         r"steps\[1\]\.expect: this step measures accuracy, and the recipe has no 'data'",
     ),
     "end before begin": (
@@ -98,7 +98,7 @@ REFUSED = {
         "no export step comes before",
     ),
     "expect of an unknown format": (recipe({"expect": {"bytes": {"kera": {"max": 5}}}}), "Did you mean 'keras'"),
-    "expect nothing": (recipe({"expect": {}}), "at least one of metrics, drop, accuracy, accuracy_drop, sp"),
+    "expect nothing": (recipe({"expect": {}}), "at least one of metrics, drop, sparsity"),
     "expect no metric": (
         recipe({"expect": {"metrics": {}}}),
         r"expect\.metrics: expected at least one metric, such as",
@@ -159,9 +159,16 @@ REFUSED = {
         r"monitor\.direction: unknown value 'up'",
     ),
     "expect no bytes": (recipe({"expect": {"bytes": {}}}), r"expect\.bytes: expected at least one exported format"),
-    "expect a percentage": (recipe({"expect": {"accuracy": {"min": 96}}}), r"Received: 96\. Write 0\.96 for 96 %"),
+    "expect a percentage": (
+        recipe({"expect": {"metrics": {"accuracy": {"min": 96}}}}),
+        r"Received: 96\. Write 0\.96 for 96 %",
+    ),
+    "expect by earlier keys": (
+        recipe(one_shot(), {"expect": {"accuracy_drop": {"max": 0.02}}}),
+        r"expect\.accuracy_drop: 'accuracy_drop' is a key no longer: write drop: \{accuracy: 0\.02\}\.",
+    ),
     "expect sparsity unpruned": (recipe({"expect": {"sparsity": {"min": 0.5}}}), "only after a prune step"),
-    "expect a drop unpruned": (recipe({"expect": {"accuracy_drop": {"max": 0.5}}}), "only after a prune step"),
+    "expect a drop unpruned": (recipe({"expect": {"drop": {"accuracy": 0.5}}}), "only after a prune step"),
     "empty range": (recipe(one_shot(), {"expect": {"sparsity": {"min": 0.6, "max": 0.5}}}), "expected min <= max"),
     "h5 file": (recipe(model={"file": "x.h5"}), r"model\.file: only \.keras files"),
     "two models": (recipe(model={"file": "x.keras", "builtin": "digits-cnn"}), "only one of .*file and builtin"),

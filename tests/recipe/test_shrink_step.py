@@ -121,7 +121,7 @@ def test_groups_of_weights_that_the_smaller_layers_may_not_have_are_refused():
 
 @pytest.mark.one_backend
 def test_a_drop_is_measured_after_a_shrink_step_and_a_sparsity_is_not():
-    load_recipe(recipe(TRAIN, shrink(), {"expect": {"accuracy_drop": {"max": 0.5}}}), data_given=True)
+    load_recipe(recipe(TRAIN, shrink(), {"expect": {"drop": {"accuracy": 0.5}}}), data_given=True)
     with pytest.raises(RecipeError, match="'sparsity' can be measured only after a prune step"):
         load_recipe(recipe(TRAIN, shrink(), {"expect": {"sparsity": {"min": 0.5}}}), data_given=True)
 

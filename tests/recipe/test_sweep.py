@@ -353,7 +353,7 @@ data: {builtin: digits, limit: 200}
 compile: {optimizer: adam, metrics: [accuracy]}
 steps:
   - prune: {epochs: 1, schedule: {type: one_shot, sparsity: $final}, exclude: [logits]}
-  - expect: {accuracy: {min: 0.0}}
+  - expect: {metrics: {accuracy: {min: 0.0}}}
 """
 
 

@@ -42,8 +42,8 @@ steps:
   - prune: {sparsity: 0.95}
   - export: {formats: [keras, litert, litert-sparse], name: small}
   - expect:
-      accuracy: {min: 0.96}
-      accuracy_drop: {max: 0.01}
+      metrics: {accuracy: {min: 0.96}}
+      drop: {accuracy: 0.01}
       sparsity: {min: 0.8, max: 0.99}
       bytes: {litert: {max: 100000, gzip_max: 50000}}
 """

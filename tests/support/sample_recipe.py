@@ -23,6 +23,6 @@ steps:
       formats:
         - keras
         - litert
-  - expect: {accuracy: {min: 0.96}}
+  - expect: {metrics: {accuracy: {min: 0.96}}}
 """
 LOCATED = re.compile(r"[^\n]*?:(\d+):(\d+): [^\n]+")

@@ -18,7 +18,6 @@ from prunekit.recipe.settings.fields import first_text, shown
 from prunekit.recipe.settings.schema import Recipe, Step
 from prunekit.recipe.settings.sources import ModelSource
 from prunekit.recipe.state.compile_settings import (
-    accuracy_name,
     compile_arguments,
     metrics_of,
     optimizer_from,
@@ -305,10 +304,6 @@ def _check_classes(output: _Output, parts: Mapping[str, Labels]) -> None:
             )
 
 
-def _several_outputs(run: RunInputs) -> bool:
-    return run.data is not None and isinstance(run.data.train.labels(), Mapping)
-
-
 # ---- steps -----------------------------------------------------------------------------------------------------------
 
 
@@ -328,8 +323,6 @@ def _prepared_steps(run: RunInputs) -> tuple[PreparedStep, ...]:
 
 
 def _prepared(step: Step, run: RunInputs) -> PreparedStep:
-    if "accuracy" in step.metrics and accuracy_name(run.metrics, _several_outputs(run)) is None:
-        raise RecipeError("accuracy is not measured: add it to compile: {metrics: [accuracy]}.")
     with run.replicas.scope():
         prepared = handler_of(step.kind).prepare(step.settings, run)
     if prepared.model is not None:

@@ -165,12 +165,13 @@ class Settings(BaseModel):
                 raise refusal(f"{name!r} needs {owner!r}, which is missing here.", name)
 
 
-def _unit_interval(value: float, closed: bool) -> float:
+def unit_interval(value: float, closed: bool, *at: str) -> float:
+    """Returns the value; refuses values outside [0, 1), or [0, 1] if `closed`, at the path `at`."""
     # Written so that NaN is refused as well.
     if 0.0 <= value < 1.0 or (closed and value == 1.0):
         return value
     hint = f" Write {value / 100:g} for {value:g} %." if 1.0 < value <= 100.0 and (closed or value < 100.0) else ""
-    raise refusal(f"expected a fraction in [0, 1{']' if closed else ')'}. Received: {shown(value)}.{hint}")
+    raise refusal(f"expected a fraction in [0, 1{']' if closed else ')'}. Received: {shown(value)}.{hint}", *at)
 
 
 def share(expected: str, closed: bool) -> Callable[[Any], Any]:
@@ -382,8 +383,8 @@ def _check(function: Callable[..., Any], *arguments: Any) -> AfterValidator:
     return AfterValidator(lambda value: function(value, *arguments))
 
 
-Sparsity = Annotated[float, _check(_unit_interval, False)]
-Fraction = Annotated[float, _check(_unit_interval, True)]
+Sparsity = Annotated[float, _check(unit_interval, False)]
+Fraction = Annotated[float, _check(unit_interval, True)]
 Positive = Annotated[float, Field(gt=0.0)]
 # Bytes of activations that are kept; as in Python.
 Memory = Annotated[float, Field(gt=0.0)]

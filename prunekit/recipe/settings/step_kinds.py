@@ -306,7 +306,7 @@ def _check_expect(expect: Expect, earlier: Sequence[EarlierStep]) -> None:
         for name in expect.given("sparsity"):
             raise refusal(f"{name!r} can be measured only after a prune step.", name)
         changed = any(STEP_KINDS[one.kind].returns_new_model or STEP_KINDS[one.kind].leaves_grids for one in earlier)
-        for name in [] if changed else expect.given("accuracy_drop", "drop"):
+        for name in [] if changed else expect.given("drop"):
             raise refusal(
                 f"{name!r} can be measured only after a prune step, a step that makes the model smaller, or a quantize "
                 "step.",
@@ -325,7 +325,7 @@ def _check_expect(expect: Expect, earlier: Sequence[EarlierStep]) -> None:
 
 
 def _expect_metrics(expect: Expect) -> tuple[str, ...]:
-    return (*(["accuracy"] if expect.given("accuracy", "accuracy_drop") else []), *expect.bounded_metrics)
+    return expect.bounded_metrics
 
 
 # ---- the rows --------------------------------------------------------------------------------------------------------

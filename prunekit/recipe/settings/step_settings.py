@@ -28,6 +28,7 @@ from prunekit.recipe.settings.fields import (
     registered,
     share,
     shown,
+    unit_interval,
 )
 from prunekit.recipe.settings.timing import Duration, ScheduleSettings
 from prunekit.sparsity import shorthands
@@ -287,20 +288,6 @@ class Export(Settings):
         return self
 
 
-class Minimum(Settings):
-    """Lower bound `min`, a fraction."""
-
-    example: ClassVar[str] = "{min: 0.96}"
-    min: Fraction
-
-
-class Maximum(Settings):
-    """Upper bound `max`, a fraction."""
-
-    example: ClassVar[str] = "{max: 0.01}"
-    max: Fraction
-
-
 class Range(Settings):
     """Bounds `min` and `max`, fractions; one of them may be left out."""
 
@@ -370,17 +357,17 @@ class Expect(Settings):
         metrics: Bounds on metrics of the current model, or on its loss.
         drop: Metric -> by how much it may be worse than before the first step that prunes or makes the model smaller:
             lower where higher is better, else higher. With `relative: true` as a fraction of the value before.
-        accuracy: Bound on the accuracy; a shorthand of `metrics`.
-        accuracy_drop: Bound on the drop of the accuracy; a shorthand of `drop`.
         sparsity: Bounds on the sparsity over all targets of the prune steps so far.
         bytes: Bounds on the size of an exported file, by name of the format.
     """
 
     example: ClassVar[str] = "{metrics: {accuracy: {min: 0.96}}, bytes: {litert: {max: 100000}}}"
+    gone: ClassVar[Mapping[str, str]] = {
+        "accuracy": "metrics: {accuracy: {min: 0.96}}",
+        "accuracy_drop": "drop: {accuracy: 0.02}",
+    }
     metrics: dict[str, MetricBound] | None = None
     drop: Annotated[dict[str, bool | float], BeforeValidator(_numbers), AfterValidator(_drops)] | None = None
-    accuracy: Minimum | None = None
-    accuracy_drop: Maximum | None = None
     sparsity: Range | None = None
     bytes: dict[FileFormat, ByteBound] | None = None
 
@@ -390,7 +377,10 @@ class Expect(Settings):
             raise refusal("expected at least one exported format, such as {litert: {max: 100000}}.", "bytes")
         if self.metrics is not None and not self.metrics:
             raise refusal("expected at least one metric, such as {mae: {max: 0.3}}.", "metrics")
-        return self.at_least_one("metrics", "drop", "accuracy", "accuracy_drop", "sparsity", "bytes")
+        accuracy = (self.metrics or {}).get("accuracy")
+        for side, value in accuracy.model_dump(exclude_none=True).items() if accuracy else ():
+            unit_interval(value, True, "metrics", "accuracy", side)
+        return self.at_least_one("metrics", "drop", "sparsity", "bytes")
 
     @property
     def drops(self) -> dict[str, float]:

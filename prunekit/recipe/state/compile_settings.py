@@ -223,23 +223,10 @@ def _described(entry: MetricEntry) -> Metric:
     return Metric(_metric(entry).name, entry.direction)
 
 
-def accuracy_name(metrics: Sequence[Metric], several_outputs: bool = False) -> str | None:
-    """Returns the name of the metric that `expect: {accuracy: ...}` means; None without an accuracy metric.
-
-    Args:
-        metrics: The metrics of the run, the main metric first.
-        several_outputs: True if the model has several outputs, each with metrics of its own.
-
-    Raises:
-        RecipeError: Several outputs have an accuracy.
-    """
+def accuracy_name(metrics: Sequence[Metric]) -> str | None:
+    """Returns the name of the metric that is reported as the accuracy; None without an accuracy metric."""
     named = [one.name for one in metrics if one.name.endswith("accuracy") and "top_k" not in one.name]
-    if "accuracy" in named or len(named) < 2 or not several_outputs:
-        return "accuracy" if "accuracy" in named else next(iter(named), None)
-    raise RecipeError(
-        f"'accuracy' could be any of {', '.join(named)}: write metrics: {{{named[0]}: {{min: ...}}}}, or "
-        f"drop: {{{named[0]}: ...}}."
-    )
+    return "accuracy" if "accuracy" in named else next(iter(named), None)
 
 
 # ---- outputs ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import Any
 from prunekit.delivery.reports.metrics import Metric, inferred
 from prunekit.operations.export import ExportRow
 from prunekit.recipe.settings.step_settings import Expect
-from prunekit.recipe.state.compile_settings import accuracy_name
 
 # Metrics are measured in float32: the accuracy of 96 of 100 examples is 0.95999998.
 _ROUNDING = 1e-6
@@ -69,12 +68,6 @@ def checked(settings: Expect, measured: Measured) -> list[dict[str, Any]]:
         what = f"{'relative ' if relative else ''}drop of {name}"
         slack = _ROUNDING if relative else measured.rounding(name)
         rows += _rows(what, measured.drop(name, relative), None, most, slack)
-    accuracy = accuracy_name(measured.metrics) or ""
-    slack = measured.rounding(accuracy)
-    if settings.accuracy is not None:
-        rows += _rows("accuracy", measured.values.get(accuracy), settings.accuracy.min, None, slack)
-    if settings.accuracy_drop is not None:
-        rows += _rows("accuracy drop", measured.drop(accuracy), None, settings.accuracy_drop.max, slack)
     if settings.sparsity is not None:
         value, slack = measured.sparsity
         rows += _rows("sparsity", value, settings.sparsity.min, settings.sparsity.max, slack)

@@ -122,7 +122,7 @@ def test_resume_begins_where_nothing_was_begun_and_returns_what_is_finished(pair
 
 
 def test_a_finished_run_that_failed_its_expectations_fails_them_again(pairs, tmp_path):
-    recipe = WHOLE | {"steps": [{"train": {"epochs": 1}}, {"expect": {"accuracy": {"min": 1.0}}}]}
+    recipe = WHOLE | {"steps": [{"train": {"epochs": 1}}, {"expect": {"metrics": {"accuracy": {"min": 1.0}}}}]}
     for _ in range(2):
         with pytest.raises(ExpectationError, match="accuracy .* is below the expected 1"):
             compress(recipe, network(), pairs, tmp_path / "run", resume=True)
