@@ -279,7 +279,7 @@ class TestCompress:
         run("compress", "digits", "--set", "final=0.7")
         (recipe, *others) = runner.calls[0]
         assert others == [None, os.path.join("runs", "digits"), False, False, False, 1]
-        assert recipe.steps[3].prune.final_sparsity == 0.7
+        assert recipe.steps[3].settings.final_sparsity == 0.7
 
     def test_in_a_pipe_progress_is_a_line_for_each_epoch(self, run, runner):
         _, out, err = run("compress", "digits")

@@ -304,7 +304,7 @@ def test_a_pattern_at_the_limit_and_one_more():
     def recipe(length):
         return {"version": 1, "steps": [{"prune": {"sparsity": 0.5, "include": ["a" * length]}}]}
 
-    assert load_recipe(recipe(LONGEST_PATTERN)).steps[0].prune.include == ("a" * LONGEST_PATTERN,)
+    assert load_recipe(recipe(LONGEST_PATTERN)).steps[0].settings.include == ("a" * LONGEST_PATTERN,)
     with pytest.raises(RecipeError, match="at most 2,000 characters. Received: 2,001"):
         load_recipe(recipe(LONGEST_PATTERN + 1))
 

@@ -7,7 +7,7 @@ import pytest
 
 from prunekit.delivery.reports.metrics import inferred
 from prunekit.delivery.reports.rows import ExportRow
-from prunekit.recipe.settings.step_settings import Expect
+from prunekit.recipe.settings.export_settings import Expect
 from prunekit.recipe.steps.expectations import Measured, checked, failure_text
 
 BOUNDS = {

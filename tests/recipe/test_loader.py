@@ -18,14 +18,14 @@ def test_a_recipe_is_read(load):
     recipe = load(TEXT)
     assert recipe.name == "sample"
     assert recipe.compile.optimizer.learning_rate == 0.001
-    assert recipe.steps[1].prune.final_sparsity == 0.9
-    assert recipe.steps[1].prune.epochs == 12
+    assert recipe.steps[1].settings.final_sparsity == 0.9
+    assert recipe.steps[1].settings.epochs == 12
     assert recipe.variables == {"final": 0.9, "epochs": 12}
 
 
 def test_overrides_replace_variables(load):
     recipe = load(TEXT, {"final": 0.5})
-    assert recipe.steps[1].prune.final_sparsity == 0.5
+    assert recipe.steps[1].settings.final_sparsity == 0.5
     assert recipe.variables == {"final": 0.5, "epochs": 12}
 
 
@@ -131,8 +131,8 @@ def test_overrides_without_any_declared_variable_are_refused(load):
 
 def test_a_variable_may_refer_to_an_earlier_one(load):
     text = changed("{final: 0.9,", "{goal: 0.7, final: $goal,")
-    assert load(text).steps[1].prune.final_sparsity == 0.7
-    assert load(text, {"goal": 0.6}).steps[1].prune.final_sparsity == 0.6
+    assert load(text).steps[1].settings.final_sparsity == 0.7
+    assert load(text, {"goal": 0.6}).steps[1].settings.final_sparsity == 0.6
 
 
 def test_a_variable_is_not_evaluated(load):
@@ -143,7 +143,7 @@ def test_a_variable_is_not_evaluated(load):
 def test_dollar_signs_are_doubled_and_written_so(load):
     text = changed('"*logits*"', '"re:^fc$", "$$name"')
     recipe = load(text)
-    assert recipe.steps[1].prune.exclude == ("re:^fc$", "$name")
+    assert recipe.steps[1].settings.exclude == ("re:^fc$", "$name")
     assert load(dump_recipe(recipe)) == recipe
 
 
@@ -152,7 +152,7 @@ def test_dollar_signs_are_doubled_and_written_so(load):
 )
 def test_text_that_looks_like_something_else_stays_text(load, name):
     recipe = load(changed('"*logits*"', f'"{name}"'))
-    assert recipe.steps[1].prune.exclude == (name,)
+    assert recipe.steps[1].settings.exclude == (name,)
     assert load(dump_recipe(recipe)) == recipe
 
 
@@ -253,7 +253,7 @@ def test_a_few_aliases_are_fine(load):
         "  - prune: {epochs: 12, schedule: {type: linear, final_sparsity: 0.95, end: *end}}\n"
     )
     recipe = load(text)
-    assert recipe.steps[4].prune.schedule.end == recipe.steps[1].prune.schedule.end
+    assert recipe.steps[4].settings.schedule.end == recipe.steps[1].settings.schedule.end
 
 
 def test_paths_are_relative_to_the_recipe_file(load, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from recipe_documents import SCHEDULES, export, one_shot, prune, recipe
 
 from prunekit.anatomy.records.keras_metrics import KERAS_METRICS
-from prunekit.recipe.settings import compile_fields, sources, step_settings
+from prunekit.recipe.settings import compile_fields, export_settings, sources, step_settings
 from prunekit.recipe.settings.timing import Duration
 from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe
 from prunekit.sparsity import schedules, shorthands
@@ -30,7 +30,7 @@ def test_a_recipe_cannot_be_changed():
     with pytest.raises(ValidationError, match="frozen"):
         loaded.seed = 3
     with pytest.raises(ValidationError, match="frozen"):
-        loaded.steps[0].train.epochs = 3
+        loaded.steps[0].settings.epochs = 3
 
 
 def test_changing_the_mapping_afterwards_does_not_reach_the_recipe():
@@ -47,7 +47,7 @@ def test_every_schedule_of_prunekit_has_its_settings():
 @pytest.mark.parametrize("kind", SCHEDULES)
 class TestEverySchedule:
     def test_it_resolves_to_its_class(self, kind):
-        step = load_recipe(recipe(prune(SCHEDULES[kind]))).steps[0].prune
+        step = load_recipe(recipe(prune(SCHEDULES[kind]))).steps[0].settings
         schedule = step.schedule.resolve(steps_per_epoch=10)
         assert type(schedule) is schedules.SCHEDULES[kind]
         assert schedule.final_sparsity == step.final_sparsity == 0.5
@@ -94,7 +94,7 @@ class TestEverySchedule:
     ],
 )
 def test_defaults_of_a_schedule_are_those_of_its_class(kind, minimal, arguments):
-    settings = load_recipe(recipe(prune({"type": kind, **minimal}))).steps[0].prune.schedule
+    settings = load_recipe(recipe(prune({"type": kind, **minimal}))).steps[0].settings.schedule
     assert settings.resolve(1000) == schedules.SCHEDULES[kind](**arguments)
 
 
@@ -171,7 +171,7 @@ def test_durations_round_to_whole_steps():
 
 def test_durations_in_different_units_are_compared_only_with_the_data():
     late = prune(SCHEDULES["linear"] | {"begin": {"steps": 500}, "end": {"epochs": 1}})
-    settings = load_recipe(recipe(late)).steps[0].prune.schedule
+    settings = load_recipe(recipe(late)).steps[0].settings.schedule
     assert settings.resolve(1000).landing_step == 1000
     with pytest.raises(ValueError, match="begin_step <= end_step"):
         settings.resolve(100)
@@ -238,7 +238,7 @@ class TestAgreementWithTheRestOfPrunekit:
 
     def test_export_formats(self):
         delivery = importlib.import_module("prunekit.operations.export")
-        assert set(delivery.FORMATS) == set(step_settings.ExportFormat.__args__)
+        assert set(delivery.FORMATS) == set(export_settings.ExportFormat.__args__)
 
     def test_built_in_models(self):
         models = importlib.import_module("prunekit.recipe.state.models")

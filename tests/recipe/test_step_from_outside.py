@@ -184,7 +184,7 @@ def test_check_describes_the_step(tmp_path, run):
 
 def test_a_recipe_with_the_step_is_written_and_read_again():
     loaded = load_recipe(STEPS, data_given=True)
-    assert loaded.steps[2].kind == "halve" and loaded.steps[2].halve.layer == "hidden" and loaded.steps[0].halve is None
+    assert loaded.steps[2].kind == "halve" and loaded.steps[2].settings.layer == "hidden"
     assert load_recipe(yaml.safe_load(dump_recipe(loaded)), data_given=True) == loaded
 
 
@@ -197,7 +197,7 @@ def test_the_kind_is_unknown_once_it_is_removed():
         register_step(HALVE)
 
 
-@pytest.mark.parametrize("name", ["kind", "model_dump", "two words", "train"])
+@pytest.mark.parametrize("name", ["", "two words", "train"])
 def test_a_name_that_a_step_cannot_have_is_refused(name):
     with pytest.raises(ValueError, match=f"{re.escape(repr(name))}"):
         register_step(dataclasses.replace(HALVE, name=name))

@@ -86,7 +86,7 @@ class TestRunning:
         sweep(recipe, over, tmp_path / "out", force=True)
         for name in ("final=0.5", "final=0.8"):
             locked = load_recipe(tmp_path / "out" / name / "recipe.lock.yaml")
-            assert locked.steps[0].prune.pattern == "channel"
+            assert locked.steps[0].settings.pattern == "channel"
         # Forced once more, what is as it should be stays.
         before = contents(tmp_path / "out" / "final=0.5")
         sweep(recipe, over, tmp_path / "out", force=True)

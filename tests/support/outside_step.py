@@ -12,22 +12,28 @@ import numpy as np
 from prunekit.anatomy.files.digests import weight_arrays
 from prunekit.anatomy.records.sections import Column, Section
 from prunekit.core.runtime.snapshot import Snapshot
-from prunekit.recipe.settings.fields import Name, Settings, refusal
+from prunekit.recipe.settings.fields import Name, refusal
+from prunekit.recipe.settings.step_base import StepSettings
 from prunekit.recipe.settings.step_kinds import StepKind
 from prunekit.recipe.state.checkpoint import CheckpointState
 from prunekit.recipe.steps.step_handler import PreparedStep, StepHandler, StepResult
 
 
-class Halve(Settings):
+class Halve(StepSettings):
     """Removes the half of the units of a Dense layer with the smallest incoming weights."""
 
     example: ClassVar[str] = "{layer: hidden}"
+    changes_weights: ClassVar[bool] = True
+    returns_new_model: ClassVar[bool] = True
     layer: Name
 
+    def text(self):
+        return f"half of the units of {self.layer}"
 
-def check(settings, earlier):
-    if any(isinstance(step.settings, Halve) and step.settings.layer == settings.layer for step in earlier):
-        raise refusal(f"an earlier step already halves {settings.layer!r}.", "layer")
+    def check(self, earlier):
+        super().check(earlier)
+        if any(isinstance(step, Halve) and step.layer == self.layer for step in earlier):
+            raise refusal(f"an earlier step already halves {self.layer!r}.", "layer")
 
 
 class HalveStep(StepHandler[PreparedStep]):
@@ -82,11 +88,19 @@ def cut(array, shape, kept):
     return array
 
 
-class Drift(Settings):
+class Drift(StepSettings):
     """Trains while the biases of the last layer drift, faster from step to step."""
 
     example: ClassVar[str] = "{epochs: 2}"
+    changes_weights: ClassVar[bool] = True
     epochs: int
+
+    @property
+    def trains(self):
+        return True
+
+    def text(self):
+        return f"train for {2 * self.epochs} epochs with a drift"
 
 
 class Drifting(keras.callbacks.Callback):
@@ -129,21 +143,5 @@ class DriftStep(StepHandler[PreparedStep]):
         return StepResult(history=history, sections=[section])
 
 
-DRIFT = StepKind(
-    "drift",
-    DriftStep,
-    Drift,
-    lambda settings: f"train for {2 * settings.epochs} epochs with a drift",
-    trains=lambda settings: True,
-    changes_weights=lambda settings: True,
-)
-
-HALVE = StepKind(
-    "halve",
-    HalveStep,
-    Halve,
-    lambda settings: f"half of the units of {settings.layer}",
-    check=check,
-    changes_weights=lambda settings: True,
-    returns_new_model=True,
-)
+DRIFT = StepKind("drift", DriftStep, Drift)
+HALVE = StepKind("halve", HalveStep, Halve)

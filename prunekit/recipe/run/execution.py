@@ -79,7 +79,7 @@ class Execution:
                 position = CheckpointState(step=index + 1)
                 if self.workspace.state.failures:
                     break
-                if steps[index].row.checkpointed:
+                if steps[index].settings.checkpointed:
                     self._save(position)
         if self._listener is not None:
             self._listener(Progress(len(steps), len(steps), steps[-1].kind, 1.0, "done", finished=True))
@@ -101,7 +101,7 @@ class Execution:
         self._adopt(result)
         if result.metrics is not None:
             workspace.state.metrics = result.metrics
-        elif step.changes_weights:
+        elif step.settings.changes_weights:
             workspace.state.metrics = workspace.evaluate()
         row: dict[str, Any] = {
             "kind": step.kind,
@@ -114,7 +114,7 @@ class Execution:
         if result.sections:
             row["sections"] = [section.to_dict() for section in result.sections]
         workspace.state.steps.append(row)
-        if step.changes_weights:
+        if step.settings.changes_weights:
             self._stages.keep_after(index, workspace.model, workspace.state)
         workspace.report_progress(1.0, result.text or self._summary(step))
 
@@ -161,7 +161,7 @@ def masks_the_model_came_with(prepared: Prepared) -> dict[str, Any]:
 
     A weight that is zero throughout is untrained, and has no mask.
     """
-    if not any(step.trains for step in prepared.recipe.steps):
+    if not any(step.settings.trains for step in prepared.recipe.steps):
         return {}
     if not any(weight.spec.prunable for weight in weights_in(prepared.model)):
         return {}

@@ -229,7 +229,7 @@ def _finished(path: Path, prepared: Prepared, hashes: Mapping[str, str], *, forc
             f"{path} holds a finished run with other settings: {'; '.join(differences)}. Choose another output "
             "directory, or replace it with --force (force=True)."
         )
-    if any(step.row.returns_new_model for step in prepared.recipe.steps):
+    if any(step.settings.returns_new_model for step in prepared.recipe.steps):
         model = load_model(path / MODEL, prepared.models)
     else:
         model = prepared.model
@@ -279,7 +279,7 @@ def verify(
             for what in ("model", "data")
             if what in hashes and what in recorded["hashes"] and hashes[what] != recorded["hashes"][what]
         ]
-        changing = [index for index, step in enumerate(recipe.steps) if step.changes_weights]
+        changing = [index for index, step in enumerate(recipe.steps) if step.settings.changes_weights]
         execution = Execution(prepared, path / EXPORTS, progress, only=changing)
         execution.run()
     now = weight_arrays(execution.model)

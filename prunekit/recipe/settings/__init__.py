@@ -6,10 +6,12 @@
 - `data_source`: `data`
 - `sources`: `model`
 - `timing`: durations and schedules
-- `step_settings`: settings of the steps
-- `rounds_settings`: of `rounds`
+- `step_base`: the base class of the settings of steps
 - `shrink_settings`: of `shrink`, `remove_blocks`, `simplify`
+- `step_settings`: of `train`, `finetune`, `prune`
+- `rounds_settings`: of `rounds`
 - `quantize_settings`: of `quantize`
+- `export_settings`: of `export`, `expect`
 - `step_kinds`: the registry of steps
 - `schema`: the recipe
 """

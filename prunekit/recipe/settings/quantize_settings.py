@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from prunekit.delivery.reports.rows import INTEGER_FORMAT
 from prunekit.recipe.settings.fields import (
     EXAMPLES,
     MEMORY,
@@ -15,13 +16,13 @@ from prunekit.recipe.settings.fields import (
     Memory,
     Name,
     Positive,
-    Settings,
     Sparsity,
     WeightPattern,
     WeightPatterns,
     refusal,
     shown,
 )
+from prunekit.recipe.settings.step_base import StepSettings, epochs_text, patterns_text
 from prunekit.recipe.settings.step_settings import checked_pattern
 from prunekit.sparsity.shorthands import ActivationBits, Misfits, Rounding
 
@@ -79,7 +80,7 @@ IntegerIO = Annotated[
 RangeRule = Annotated[str, BeforeValidator(_rule)]
 
 
-class Quantize(Settings):
+class Quantize(StepSettings):
     """A step that puts weights on integer grids, and writes the integer LiteRT file.
 
     Without `epochs` it quantizes after training, as `pk.quantize`; with them it trains on integers, as a
@@ -121,6 +122,8 @@ class Quantize(Settings):
         "activations": "activation_bits",
         "calibration": "examples",
     }
+    changes_weights: ClassVar[bool] = True
+    leaves_grids: ClassVar[bool] = True
     epochs: Epochs | None = None
     learning_rate: Positive | None = None
     begin_epoch: Annotated[int, Field(ge=0)] = 0
@@ -254,3 +257,33 @@ class Quantize(Settings):
         """Name of the written file."""
         bits = "mixed" if self.candidates or isinstance(self.fewest_bits, dict) else f"int{self.fewest_bits}"
         return f"{self.name}-{bits}{_ENDINGS[self.activation_bits]}.tflite"
+
+    @property
+    def trains(self) -> bool:
+        """True if the step trains on integers."""
+        return self.epochs is not None
+
+    @property
+    def reads_data(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def written_formats(self) -> tuple[str, ...]:
+        """The format of integer files."""
+        return (INTEGER_FORMAT,)
+
+    def text(self) -> str:
+        """Returns bits, method or training, layers and file."""
+        activations = "float" if self.activation_bits == "float" else f"{self.activation_bits}-bit"
+        zeros = "" if self.sparsity is None else f" with {self.sparsity:g} zeros ({self.pattern})"
+        groups = "" if self.group_size is None else f" in groups of {self.group_size}"
+        parts = [f"{self.bits_text}{groups}{zeros}, {activations} activations"]
+        if self.epochs is None:
+            parts += [f"method {self.method}", *(["equalized"] if self.equalize else [])]
+        else:
+            parts.append(epochs_text(self.epochs))
+            parts += [f"on integers after {self.begin_epoch}"] if self.begin_epoch else []
+            parts += [] if self.learning_rate is None else [f"learning rate {self.learning_rate:g}"]
+        parts += ["full integer"] if self.full_integer else []
+        return ", ".join([*parts, *patterns_text(self), f"as {self.file!r}"])

@@ -1,7 +1,7 @@
 """Settings of the step kind rounds. Reads no file and imports neither Keras nor NumPy."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -9,7 +9,6 @@ from prunekit.recipe.settings.fields import (
     Configured,
     Epochs,
     Positive,
-    Settings,
     Sparsity,
     WeightPattern,
     WeightPatterns,
@@ -17,11 +16,18 @@ from prunekit.recipe.settings.fields import (
     refusal,
     registered,
 )
-from prunekit.recipe.settings.step_settings import Prune, WeightBounds, checked_pattern, parse_pattern
+from prunekit.recipe.settings.step_base import StepSettings
+from prunekit.recipe.settings.step_settings import (
+    Prune,
+    WeightBounds,
+    checked_pattern,
+    parse_pattern,
+    weights_text,
+)
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, Misfits, sources_of
 
 
-class Rounds(Settings):
+class Rounds(StepSettings):
     """A step that trains, and then prunes, rewinds and trains again in each of `rounds` rounds.
 
     The rewind point is the state at the start of the step.
@@ -29,6 +35,8 @@ class Rounds(Settings):
 
     example: ClassVar[str] = "{rounds: 5, sparsity: 0.8, epochs_per_round: 10}"
     former: ClassVar[Mapping[str, str]] = {"number": "rounds"}
+    changes_weights: ClassVar[bool] = True
+    prunes: ClassVar[bool] = True
     rounds: Annotated[int, Field(ge=1, le=1000)]
     sparsity: Sparsity
     epochs_per_round: Epochs
@@ -78,3 +86,25 @@ class Rounds(Settings):
         # The learning rate is that of the trainings.
         shared = (Prune.model_fields.keys() & Rounds.model_fields.keys()) - {"learning_rate"}
         return Prune(repair="none", **{name: getattr(self, name) for name in shared})
+
+    @property
+    def trains(self) -> bool:
+        """True."""
+        return True
+
+    def text(self) -> str:
+        """Returns rounds, sparsity, method and weights."""
+        rewind = "no rewinding" if self.rewind == "none" else f"rewinding {self.rewind}"
+        parts = [f"{self.rounds} rounds to {self.sparsity:g}, {self.epochs_per_round} epochs each", rewind]
+        if self.learning_rate is not None:
+            parts.append(f"learning rate {self.learning_rate:g}")
+        parts += [str(self.criterion), self.pattern, str(self.allocation)]
+        return ", ".join(parts + weights_text(self))
+
+    def check(self, earlier: Sequence[Any]) -> None:
+        """Refuses weights on grids, and earlier pruning."""
+        super().check(earlier)
+        if any(step.prunes for step in earlier):
+            raise refusal(
+                "rounds start from a model that no step has pruned. Remove the pruning steps before this one."
+            )

@@ -1,18 +1,28 @@
 """Defines the fields of a recipe as frozen pydantic models. Reads no file and imports neither Keras nor NumPy.
 
 These models reject every mistake that is visible in the recipe alone; `loader` adds the position in the file. The
-settings of steps are in `step_settings`, and the kinds of steps in the registry `STEP_KINDS`.
+settings of steps are in the modules `*_settings`, and the kinds of steps in the registry `STEP_KINDS`.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, ValidationInfo, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import (
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SerializationInfo,
+    TypeAdapter,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from prunekit.recipe.settings.compile_fields import Compile
 from prunekit.recipe.settings.data_source import DataSource
-from prunekit.recipe.settings.fields import Listed, Name, Settings, Text, refusal, with_path
+from prunekit.recipe.settings.fields import Listed, Name, Settings, Text, refusal, shown, unknown, with_path
 from prunekit.recipe.settings.sources import ModelSource
 from prunekit.recipe.settings.step_kinds import STEP_KINDS, StepKind
 
@@ -21,65 +31,44 @@ VERSION: Literal[1] = 1
 MOST_STEPS = 1_000
 
 
-class Step(Settings):
-    """One step of a recipe: one field for each kind in `STEP_KINDS`, of which exactly one is set."""
+@dataclass(frozen=True)
+class Step:
+    """One step of a recipe, which writes it as a mapping of one key.
 
-    example: ClassVar[str] = "train: {epochs: 10}"
+    Attributes:
+        kind: Name of the step's kind, such as "train".
+        settings: Settings of the step, of the class that its kind names.
+    """
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        return self.exactly_one(*STEP_KINDS)
-
-    @property
-    def kind(self) -> str:
-        """Name of the step's kind, such as "train"."""
-        return self.given(*STEP_KINDS)[0]
-
-    @property
-    def row(self) -> StepKind:
-        """The step's kind: its row of `STEP_KINDS`."""
-        return STEP_KINDS[self.kind]
-
-    @property
-    def settings(self) -> Any:
-        """Settings of the step, of the class that its kind names."""
-        return getattr(self, self.kind)
-
-    @property
-    def trains(self) -> bool:
-        """True if the step runs the optimizer."""
-        return self.row.trains(self.settings)
-
-    @property
-    def reads_data(self) -> bool:
-        """True if the step needs data for another reason than training."""
-        return self.row.reads_data(self.settings)
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that the step compares with bounds."""
-        return self.row.metrics(self.settings)
-
-    @property
-    def changes_weights(self) -> bool:
-        """True if the step may change weights."""
-        return self.row.changes_weights(self.settings)
-
-    @property
-    def formats(self) -> tuple[str, ...]:
-        """Formats of the exported files that the step writes."""
-        return self.row.formats(self.settings)
+    kind: str
+    settings: Any
 
 
-def _add_field(kind: StepKind) -> None:
-    annotation: Any = kind.settings | None
-    Step.model_fields[kind.name] = FieldInfo(annotation=annotation, default=None)
-    Step.__annotations__[kind.name] = annotation
+@cache
+def _by_kind(settings: Any) -> TypeAdapter[dict[str, Any]]:
+    """Returns the validator of a mapping from a kind to its settings, whose errors begin with the kind."""
+    return TypeAdapter(dict[str, settings])
 
 
-for _kind in STEP_KINDS.values():
-    _add_field(_kind)
-Step.model_rebuild(force=True)
+def _step(value: Any, info: ValidationInfo) -> Step:
+    if isinstance(value, Step):
+        return value
+    if not isinstance(value, Mapping):
+        raise refusal(f"expected a mapping, such as train: {{epochs: 10}}. Received: {shown(value)}.")
+    for key in value:
+        if key not in STEP_KINDS:
+            raise unknown("key", key, STEP_KINDS, key)
+    given = [name for name in STEP_KINDS if value.get(name) is not None]
+    if len(given) != 1:
+        only, found = ("only ", " and ".join(given)) if given else ("", "none of them")
+        raise refusal(f"expected {only}one of {', '.join(STEP_KINDS)}. Received: {found}.", *given[1:2])
+    (kind,) = given
+    settings = _by_kind(STEP_KINDS[kind].settings).validate_python({kind: value[kind]}, context=info.context)
+    return Step(kind, settings[kind])
+
+
+def _written(step: Step, info: SerializationInfo) -> dict[str, Any]:
+    return {step.kind: step.settings.model_dump(mode=info.mode, exclude_none=info.exclude_none)}
 
 
 Variable: TypeAlias = str | int | float | bool | None
@@ -98,21 +87,25 @@ class Recipe(Settings):
     data: DataSource | None = None
     compile: Compile | None = None
     distribute: Literal["mirrored", "multi_worker", "data_parallel"] | None = None
-    steps: Annotated[tuple[Step, ...], Listed, Field(min_length=1, max_length=MOST_STEPS)]
+    steps: Annotated[
+        tuple[Annotated[Step, PlainValidator(_step), PlainSerializer(_written)], ...],
+        Listed,
+        Field(min_length=1, max_length=MOST_STEPS),
+    ]
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> Self:
         self._check_training(need_data=bool((info.context or {}).get("need_data")))
         for i, step in enumerate(self.steps):
             try:
-                step.row.check(step.settings, self.steps[:i])
+                step.settings.check([before.settings for before in self.steps[:i]])
             except PydanticCustomError as error:
                 raise with_path(error, "steps", i, step.kind) from None
         return self
 
     def _check_training(self, need_data: bool) -> None:
         for i, step in enumerate(self.steps):
-            if step.trains and self.compile is None:
+            if step.settings.trains and self.compile is None:
                 raise refusal(
                     "this step trains, and the recipe has no 'compile': add for example "
                     "compile: {optimizer: adam, loss: sparse_categorical_crossentropy}.",
@@ -121,7 +114,8 @@ class Recipe(Settings):
         i_needs = self.needs_data()
         if need_data and self.data is None and i_needs is not None:
             step = self.steps[i_needs]
-            what = "trains" if step.trains else f"measures {step.metrics[0]}" if step.metrics else "reads data"
+            metrics = step.settings.bounded_metrics
+            what = "trains" if step.settings.trains else f"measures {metrics[0]}" if metrics else "reads data"
             raise refusal(
                 f"this step {what}, and the recipe has no 'data': add for example data: {{builtin: digits}}.",
                 *("steps", i_needs, step.kind),
@@ -129,8 +123,10 @@ class Recipe(Settings):
 
     def needs_data(self) -> int | None:
         """Returns the index of the first step that needs data, or None."""
-        needing = (i for i, step in enumerate(self.steps) if step.trains or step.metrics or step.reads_data)
-        return next(needing, None)
+        for i, step in enumerate(self.steps):
+            if step.settings.trains or step.settings.bounded_metrics or step.settings.reads_data:
+                return i
+        return None
 
     def factories(self) -> tuple[str, ...]:
         """Returns the Python functions that a run would import and call, such as 'model: my.models:build'."""
@@ -145,16 +141,11 @@ def register_step(kind: StepKind) -> StepKind:
     Recipes that were loaded before stay valid. Registering the same row again changes nothing.
 
     Raises:
-        ValueError: The name is taken, is not a Python identifier, or is an attribute of `Step`.
+        ValueError: The name is taken, or is not a Python identifier.
     """
-    if kind.name not in STEP_KINDS and (not kind.name.isidentifier() or hasattr(Step, kind.name)):
-        raise ValueError(
-            f"The name of a step kind is a Python identifier that is no attribute of Step. Received: {kind.name!r}."
-        )
-    STEP_KINDS.add(kind)
-    _add_field(kind)
-    _rebuild()
-    return kind
+    if not kind.name.isidentifier():
+        raise ValueError(f"The name of a step kind is a Python identifier. Received: {kind.name!r}.")
+    return STEP_KINDS.add(kind)
 
 
 def unregister_step(name: str) -> None:
@@ -164,10 +155,3 @@ def unregister_step(name: str) -> None:
         KeyError: No such kind is registered.
     """
     STEP_KINDS.remove(name)
-    del Step.model_fields[name], Step.__annotations__[name]
-    _rebuild()
-
-
-def _rebuild() -> None:
-    Step.model_rebuild(force=True)
-    Recipe.model_rebuild(force=True)

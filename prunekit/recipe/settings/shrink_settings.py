@@ -13,7 +13,6 @@ from prunekit.recipe.settings.fields import (
     Listed,
     Memory,
     Positive,
-    Settings,
     WeightPatterns,
     name_of,
     refusal,
@@ -21,6 +20,7 @@ from prunekit.recipe.settings.fields import (
     share,
     shown,
 )
+from prunekit.recipe.settings.step_base import StepSettings, epochs_text, patterns_text
 from prunekit.sparsity.shorthands import (
     CALCULATED,
     CRITERIA,
@@ -45,7 +45,7 @@ def _channels(value: Any) -> Any:
     raise refusal(f"expected the share that is left, in (0, 1], or {NONZERO}. Received: {shown(value)}.")
 
 
-class Shrink(Settings):
+class Shrink(StepSettings):
     """A step that removes channels, at once or in rounds with training after each removal.
 
     Attributes:
@@ -64,6 +64,8 @@ class Shrink(Settings):
 
     example: ClassVar[str] = "{macs: 0.5}"
     former: ClassVar[Mapping[str, str]] = {"calibration": "examples"}
+    changes_weights: ClassVar[bool] = True
+    returns_new_model: ClassVar[bool] = True
     channels: Annotated[float | Literal["nonzero"] | None, BeforeValidator(_channels)] = None
     parameters: Share | None = None
     macs: Share | None = None
@@ -169,8 +171,30 @@ class Shrink(Settings):
         """True if the step cannot do without a pass over data."""
         return self.examples is not None or "data" in sources_of(self.needs)
 
+    @property
+    def trains(self) -> bool:
+        """True if epochs follow each removal."""
+        return self.epochs_per_round > 0
 
-class RemoveBlocks(Settings):
+    def text(self) -> str:
+        """Returns target, rounds, method and layers."""
+        parts = ["channels that are not zero"] if self.nonzero else [f"{self.measure} to {self.share:g}"]
+        if self.rounds > 1:
+            parts.append(f"in {self.rounds} rounds")
+        if self.epochs_per_round:
+            parts.append(f"{epochs_text(self.epochs_per_round)} {'each' if self.rounds > 1 else 'after the removal'}")
+        if self.learning_rate is not None:
+            parts.append(f"learning rate {self.learning_rate:g}")
+        parts += [] if self.nonzero else [str(self.criterion), self.allocation]
+        parts += [f"{name} {value}" for name in ("minimum", "multiple") if (value := getattr(self, name)) > 1]
+        if self.repair is not None:
+            parts.append(f"repair {self.repair}")
+        if self.approximate:
+            parts.append(f"approximate {' '.join(self.approximate)}")
+        return ", ".join(parts + patterns_text(self))
+
+
+class RemoveBlocks(StepSettings):
     """A step that removes the blocks whose removal changes the outputs least, as `pk.remove_blocks`.
 
     Attributes:
@@ -182,13 +206,30 @@ class RemoveBlocks(Settings):
 
     example: ClassVar[str] = "{blocks: 1}"
     former: ClassVar[Mapping[str, str]] = {"number": "blocks", "calibration": "examples"}
+    changes_weights: ClassVar[bool] = True
+    returns_new_model: ClassVar[bool] = True
     blocks: Count = 1
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
     examples: Count = EXAMPLES
 
+    @property
+    def reads_data(self) -> bool:
+        """True."""
+        return True
 
-class Simplify(Settings):
+    def text(self) -> str:
+        """Returns the number of blocks, and patterns."""
+        return ", ".join([f"{self.blocks} block{'s' if self.blocks > 1 else ''}", *patterns_text(self)])
+
+
+class Simplify(StepSettings):
     """A step that removes what inference does not need, as `pk.simplify`; the outputs stay equal."""
 
     example: ClassVar[str] = "{}"
+    changes_weights: ClassVar[bool] = True
+    returns_new_model: ClassVar[bool] = True
+
+    def text(self) -> str:
+        """Returns what is removed."""
+        return "what inference does not need"

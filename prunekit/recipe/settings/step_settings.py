@@ -1,23 +1,16 @@
-"""Settings of the step kinds as frozen pydantic models. Reads no file and imports neither Keras nor NumPy.
+"""Settings of the step kinds train, finetune and prune. Reads no file and imports neither Keras nor NumPy."""
 
-These models reject every mistake that is visible in one step alone; `step_kinds` compares a step with earlier steps.
-"""
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Self
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
-
-from prunekit.delivery.reports.rows import INTEGERS, names_integers
 from prunekit.recipe.settings.fields import (
     MEMORY,
     Configured,
     Count,
     Epochs,
-    Fraction,
-    Listed,
     Memory,
-    Name,
     Positive,
     Settings,
     Sparsity,
@@ -28,8 +21,9 @@ from prunekit.recipe.settings.fields import (
     registered,
     share,
     shown,
-    unit_interval,
 )
+from prunekit.recipe.settings.shrink_settings import Shrink
+from prunekit.recipe.settings.step_base import StepSettings, epochs_text, patterns_text
 from prunekit.recipe.settings.timing import Duration, ScheduleSettings
 from prunekit.sparsity import shorthands
 from prunekit.sparsity.shorthands import (
@@ -42,20 +36,6 @@ from prunekit.sparsity.shorthands import (
     Repair,
     sources_of,
 )
-
-ExportFormat: TypeAlias = Literal[
-    "keras", "litert", "litert-sparse", "litert-float16", "litert-float16-sparse", "litert-dynamic-int8"
-]
-
-
-def _format(value: Any) -> Any:
-    if isinstance(value, str) and value not in get_args(ExportFormat) and names_integers(value):
-        raise refusal(f"unknown format {shown(value)}. {INTEGERS}")
-    return value
-
-
-# Export steps write all but the last one, which is the format of a quantize step's file.
-FileFormat: TypeAlias = Literal[ExportFormat, "litert-integer"]
 
 
 class GrowingPenalty(Settings):
@@ -76,7 +56,7 @@ class GrowingPenalty(Settings):
     allocation: ChannelAllocation = "uniform"
 
 
-class Train(Settings):
+class Train(StepSettings):
     """A step that trains for a number of epochs and keeps the zeros of earlier prune steps.
 
     Attributes:
@@ -87,6 +67,7 @@ class Train(Settings):
     """
 
     example: ClassVar[str] = "{epochs: 10}"
+    changes_weights: ClassVar[bool] = True
     epochs: Epochs
     learning_rate: Positive | None = None
     keep_zeros: bool = True
@@ -98,6 +79,20 @@ class Train(Settings):
         if self.group_lasso is not None and self.growing_regularization is not None:
             raise refusal("a training has one penalty on channels. Received: group_lasso and growing_regularization.")
         return self
+
+    def text(self) -> str:
+        """Returns epochs, learning rate and penalties."""
+        rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:g}"
+        zeros = "" if self.keep_zeros else ", zeros that the model came with may grow back"
+        penalty = "" if self.group_lasso is None else f", group lasso {self.group_lasso:g}"
+        if self.growing_regularization is not None:
+            penalty = f", growing regularization of all but {self.growing_regularization.channels:g} of the channels"
+        return f"{epochs_text(self.epochs)}{rate}{penalty}{zeros}"
+
+    @property
+    def trains(self) -> bool:
+        """True."""
+        return True
 
 
 def parse_pattern(text: str) -> ParsedPattern:
@@ -143,11 +138,13 @@ class WeightBounds(Settings):
         return self
 
 
-class Prune(Settings):
+class Prune(StepSettings):
     """A step of gradual pruning (`epochs` and `schedule`), or one-shot pruning without training (`sparsity` alone)."""
 
     former: ClassVar[Mapping[str, str]] = {"calibration": "examples"}
     example: ClassVar[str] = "{sparsity: 0.5}"
+    changes_weights: ClassVar[bool] = True
+    prunes: ClassVar[bool] = True
     gone: ClassVar[Mapping[str, str]] = {"compat": "policy: tfmot", "pooling": "pattern: block:4x1:max"}
     epochs: Epochs | None = None
     schedule: ScheduleSettings | None = None
@@ -272,127 +269,67 @@ class Prune(Settings):
         """Returns the path of the final sparsity inside the step."""
         return ("schedule", *self.schedule.final_at()) if self.schedule is not None else ("sparsity",)
 
-
-class Export(Settings):
-    """A step that writes the current model in each format, under one name."""
-
-    example: ClassVar[str] = "{formats: [keras, litert]}"
-    formats: Annotated[tuple[Annotated[ExportFormat, BeforeValidator(_format)], ...], Listed, Field(min_length=1)]
-    name: Name = "model"
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for i, name in enumerate(self.formats):
-            if name in self.formats[:i]:
-                raise refusal(f"format {name!r} is listed twice.", "formats", i)
-        return self
-
-
-class Range(Settings):
-    """Bounds `min` and `max`, fractions; one of them may be left out."""
-
-    example: ClassVar[str] = "{min: 0.9}"
-    min: Fraction | None = None
-    max: Fraction | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self.at_least_one("min", "max")
-        if self.min is not None and self.max is not None and self.min > self.max:
-            raise refusal(f"expected min <= max. Received: {self.min:g} and {self.max:g}.", "max")
-        return self
-
-
-class MetricBound(Settings):
-    """Bounds `min` and `max` on a metric; one of them may be left out."""
-
-    example: ClassVar[str] = "{max: 0.3}"
-    min: float | None = None
-    max: float | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self.at_least_one("min", "max")
-        if self.min is not None and self.max is not None and self.min > self.max:
-            raise refusal(f"expected min <= max. Received: {self.min:g} and {self.max:g}.", "max")
-        return self
-
-
-def _numbers(value: Any) -> Any:
-    """Refuses other kinds first: of a union of kinds, the first one would be named as the expected kind."""
-    for name, most in value.items() if isinstance(value, Mapping) else ():
-        if name != "relative" and not isinstance(most, int | float):
-            raise refusal(f"expected the largest drop that is allowed, a number. Received: {shown(most)}.", str(name))
-    return value
-
-
-def _drops(value: dict[str, bool | float]) -> dict[str, bool | float]:
-    for name, most in value.items():
-        if name == "relative":
-            if not isinstance(most, bool):
-                raise refusal(f"'relative' is true or false. Received: {shown(most)}.", name)
-        elif isinstance(most, bool) or most < 0:
-            raise refusal(f"expected the largest drop that is allowed, at least 0. Received: {shown(most)}.", name)
-    if not set(value) - {"relative"}:
-        raise refusal("expected at least one metric, such as {mae: 0.02}.")
-    return value
-
-
-class ByteBound(Settings):
-    """Upper bounds on a file's size in bytes: `max` as written, `gzip_max` compressed with gzip."""
-
-    example: ClassVar[str] = "{max: 100000} or {gzip_max: 20000}"
-    max: Count | None = None
-    gzip_max: Count | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        return self.at_least_one("max", "gzip_max")
-
-
-class Expect(Settings):
-    """A step that fails the run if a bound is not met.
-
-    Attributes:
-        metrics: Bounds on metrics of the current model, or on its loss.
-        drop: Metric -> by how much it may be worse than before the first step that prunes or makes the model smaller:
-            lower where higher is better, else higher. With `relative: true` as a fraction of the value before.
-        sparsity: Bounds on the sparsity over all targets of the prune steps so far.
-        bytes: Bounds on the size of an exported file, by name of the format.
-    """
-
-    example: ClassVar[str] = "{metrics: {accuracy: {min: 0.96}}, bytes: {litert: {max: 100000}}}"
-    gone: ClassVar[Mapping[str, str]] = {
-        "accuracy": "metrics: {accuracy: {min: 0.96}}",
-        "accuracy_drop": "drop: {accuracy: 0.02}",
-    }
-    metrics: dict[str, MetricBound] | None = None
-    drop: Annotated[dict[str, bool | float], BeforeValidator(_numbers), AfterValidator(_drops)] | None = None
-    sparsity: Range | None = None
-    bytes: dict[FileFormat, ByteBound] | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.bytes is not None and not self.bytes:
-            raise refusal("expected at least one exported format, such as {litert: {max: 100000}}.", "bytes")
-        if self.metrics is not None and not self.metrics:
-            raise refusal("expected at least one metric, such as {mae: {max: 0.3}}.", "metrics")
-        accuracy = (self.metrics or {}).get("accuracy")
-        for side, value in accuracy.model_dump(exclude_none=True).items() if accuracy else ():
-            unit_interval(value, True, "metrics", "accuracy", side)
-        return self.at_least_one("metrics", "drop", "sparsity", "bytes")
-
     @property
-    def drops(self) -> dict[str, float]:
-        """Metric -> largest drop, from `drop`."""
-        return {name: float(most) for name, most in (self.drop or {}).items() if name != "relative"}
+    def trains(self) -> bool:
+        """True unless the step prunes at once."""
+        return not self.one_shot
 
-    @property
-    def drops_are_relative(self) -> bool:
-        """True if `drop` holds fractions of the values before pruning."""
-        return bool((self.drop or {}).get("relative", False))
+    def text(self) -> str:
+        """Returns sparsity, schedule, method and weights."""
+        if self.schedule is None:
+            parts = [f"to {self.final_sparsity:g} at once"]
+        else:
+            moments = [f"{path[-1]} {moment}" for path, moment in self.schedule.moments().items()]
+            parts = [f"{self.epochs} epochs", f"{self.schedule.type} to {self.final_sparsity:g}", *moments]
+        if self.learning_rate is not None:
+            parts.append(f"learning rate {self.learning_rate:g}")
+        parts += [str(self.criterion), self.pattern, str(self.allocation)]
+        if self.policy != "gradual":
+            parts.append(f"policy {self.policy}")
+        return ", ".join(parts + weights_text(self))
 
-    @property
-    def bounded_metrics(self) -> tuple[str, ...]:
-        """Names of the metrics in `metrics` and `drop`."""
-        return tuple(dict.fromkeys([*(self.metrics or {}), *self.drops]))
+    def check(self, earlier: Sequence[Any]) -> None:
+        """Refuses weights on grids, sparsities below earlier ones, and N:M patterns after shrink steps that misfit."""
+        super().check(earlier)
+        self._check_widths(earlier)
+        for before in reversed(earlier):
+            # Compare only steps with equal include and exclude: without the model the targets are not known.
+            if before.prunes and (before.include, before.exclude) == (self.include, self.exclude):
+                if self.final_sparsity < before.final_sparsity:
+                    raise refusal(
+                        "pruned weights do not come back: an earlier step already prunes the same weights to "
+                        f"{before.final_sparsity:g}. Received: {self.final_sparsity:g}.",
+                        *self.final_at(),
+                    )
+                return
+
+    def _check_widths(self, earlier: Sequence[Any]) -> None:
+        """Refuses an N:M pattern that may not fit the layers that an earlier shrink step leaves."""
+        parsed = parse_pattern(self.pattern)
+        if parsed.kind != "nm" or self.misfits == "skip":
+            return
+        group = parsed.numbers[1]
+        for before in earlier:
+            if isinstance(before, Shrink) and not before.plans_widths and before.multiple % group:
+                if before.nonzero:
+                    cause = "channels: nonzero"
+                elif before.allocation not in ("uniform", "auto"):
+                    cause = f"allocation: {before.allocation}"
+                else:
+                    cause = f"a target in {before.measure}"
+                raise refusal(
+                    f"{self.pattern} needs input axes whose lengths are multiples of {group}, and with {cause} "
+                    f"the earlier shrink step may leave any number of channels. Write multiple: "
+                    f"{group} in the shrink step, or misfits: skip here.",
+                    "pattern",
+                )
+
+
+def weights_text(step: Any) -> list[str]:
+    """Returns which weights a step prunes, and how much of single weights, as parts of its text."""
+    texts = patterns_text(step)
+    texts += [f"{pattern} to {share:g}" for pattern, share in step.overrides.items()]
+    for pattern, bounds in step.bounds.items():
+        given = bounds.model_dump(exclude_none=True)
+        texts.append(f"{pattern} at " + " and ".join(f"{side}. {value:g}" for side, value in given.items()))
+    return texts

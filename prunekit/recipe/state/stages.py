@@ -19,7 +19,6 @@ from prunekit.delivery.litert.latency import (
 )
 from prunekit.delivery.reports.rows import INTEGER_FORMAT, StageRow
 from prunekit.operations.export import ExportRow
-from prunekit.recipe.settings.step_kinds import STEP_KINDS
 from prunekit.recipe.state.export_samples import export_samples, measures_all, metrics_on_samples, sample_count
 from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.run_state import RunState
@@ -46,7 +45,7 @@ class StageFiles:
     def __init__(self, run: RunInputs, folder: Path | None, steps: Collection[int]):
         self._run, self._folder = run, folder
         self._exported = _exported(run)
-        formats = [name for index in steps for name in _formats(run, index)]
+        formats = [name for index in steps for name in run.recipe.steps[index].settings.written_formats]
         self.reason = ""
         if keras.backend.backend() != "tensorflow":
             self.reason = (
@@ -122,11 +121,6 @@ class StageFiles:
         ]
 
 
-def _formats(run: RunInputs, index: int) -> Sequence[str]:
-    step = run.recipe.steps[index]
-    return STEP_KINDS[step.kind].formats(step.settings)
-
-
 def _exported(run: RunInputs) -> set[int]:
     """Returns the indices of the steps whose model an export step writes as the format "litert", and of quantize steps.
 
@@ -134,11 +128,11 @@ def _exported(run: RunInputs) -> set[int]:
     """
     found, last = set(), None
     for index, step in enumerate(run.recipe.steps):
-        if step.changes_weights:
+        if step.settings.changes_weights:
             last = index
-        if INTEGER_FORMAT in _formats(run, index):
+        if INTEGER_FORMAT in step.settings.written_formats:
             found.add(index)
-        elif last is not None and "litert" in _formats(run, index):
+        elif last is not None and "litert" in step.settings.written_formats:
             found.add(last)
     return found
 

@@ -23,4 +23,4 @@ def step_text(step: Step) -> str:
 
 def described(step: Step) -> str:
     """Returns a step as one line of text, without its kind."""
-    return clean(step.row.text(step.settings))
+    return clean(step.settings.text())

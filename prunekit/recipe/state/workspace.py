@@ -258,7 +258,7 @@ class Workspace:
     def _epochs_of_steps(self) -> tuple[int, int]:
         """Returns the number of epochs of the steps after the present one, and of this step, 0 if it names none."""
         steps = self.run.recipe.steps[self.step.index :]
-        present, *later = [(getattr(step.settings, "epochs", None) or 0) * step.trains for step in steps]
+        present, *later = [(getattr(step.settings, "epochs", None) or 0) * step.settings.trains for step in steps]
         return sum(later), present
 
     def save_epoch(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunekit.delivery.reports.metrics import Metric, inferred
+from prunekit.recipe.settings.export_settings import Expect
 from prunekit.recipe.settings.fields import nearest
-from prunekit.recipe.settings.step_settings import Expect
 from prunekit.recipe.state.compile_settings import own_metrics
 from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace

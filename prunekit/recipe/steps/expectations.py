@@ -7,7 +7,7 @@ from typing import Any
 
 from prunekit.delivery.reports.metrics import Metric, inferred
 from prunekit.operations.export import ExportRow
-from prunekit.recipe.settings.step_settings import Expect
+from prunekit.recipe.settings.export_settings import Expect
 
 # Metrics are measured in float32: the accuracy of 96 of 100 examples is 0.95999998.
 _ROUNDING = 1e-6

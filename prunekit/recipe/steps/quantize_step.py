@@ -147,7 +147,7 @@ def _budget_notes(settings: Quantize, options: QuantizationOptions, run: RunInpu
     problem = budget_problem(preparation, settings.candidates, settings.budget)
     if problem is None:
         return ()
-    if not any(step.row.returns_new_model for step in run.recipe.steps):
+    if not any(step.settings.returns_new_model for step in run.recipe.steps):
         raise ValueError(problem)
     return (f"quantize: the run measures the model that it has by then. As it is planned: {problem}",)
 

@@ -161,7 +161,7 @@ def _size(size: str | None, points: Sequence[Point]) -> str:
 
 
 def _formats(recipe: Recipe) -> list[str]:
-    return list(dict.fromkeys(name for step in recipe.steps for name in step.formats))
+    return list(dict.fromkeys(name for step in recipe.steps for name in step.settings.written_formats))
 
 
 def _checked_folder(output: str | os.PathLike[str]) -> Path:

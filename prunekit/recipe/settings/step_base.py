@@ -1,0 +1,70 @@
+"""The base class of the settings of all step kinds: what a recipe alone tells of a step. Reads no file."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from prunekit.recipe.settings.fields import Settings, refusal
+
+
+class StepSettings(Settings):
+    """Settings of one step: a frozen pydantic model.
+
+    Attributes:
+        changes_weights: True if the step may change weights: the model is evaluated after it, unless the step returns
+            metrics, and `verify` repeats it.
+        prunes: True if the step prunes the weights of its `include` and `exclude` to its `final_sparsity`.
+        returns_new_model: True if the step may replace the model by another object.
+        leaves_grids: True if the step leaves the weights on integer grids, which no later step may change.
+        checkpointed: True if a checkpoint follows the step. False suits steps that cost next to nothing to repeat.
+    """
+
+    changes_weights: ClassVar[bool] = False
+    prunes: ClassVar[bool] = False
+    returns_new_model: ClassVar[bool] = False
+    leaves_grids: ClassVar[bool] = False
+    checkpointed: ClassVar[bool] = True
+
+    def text(self) -> str:
+        """Returns the settings as one line of text, for terminal and plan."""
+        return ""
+
+    def check(self, earlier: Sequence[Any]) -> None:
+        """Refuses settings that contradict the settings of earlier steps, by raising `fields.refusal(message, *path)`.
+
+        The path begins at the settings.
+        """
+        if self.changes_weights and any(step.leaves_grids for step in earlier):
+            raise refusal(
+                "an earlier quantize step put the weights on integer grids and wrote their file, and this step changes "
+                "them. Write the quantize step after this one."
+            )
+
+    @property
+    def trains(self) -> bool:
+        """True if the step runs the optimizer, so that it needs data and compile settings."""
+        return False
+
+    @property
+    def reads_data(self) -> bool:
+        """True if the step needs data for another reason than training."""
+        return False
+
+    @property
+    def bounded_metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that the step compares with bounds, so that it needs data."""
+        return ()
+
+    @property
+    def written_formats(self) -> tuple[str, ...]:
+        """Formats of the exported files that the step writes."""
+        return ()
+
+
+def epochs_text(epochs: int) -> str:
+    """Returns a number of epochs as text."""
+    return f"{epochs} epoch{'s' if epochs > 1 else ''}"
+
+
+def patterns_text(step: Any) -> list[str]:
+    """Returns which layers and weights a step names, as parts of its text."""
+    return [f"{name} {' '.join(given)}" for name in ("include", "exclude") if (given := getattr(step, name))]
