@@ -23,6 +23,7 @@ from prunekit.recipe.state.directory import CHECKPOINT, CONTINUE, EXPORTS, START
 from prunekit.recipe.state.replicas import ALONE, Replicas
 from prunekit.recipe.state.run_state import RunMasks, RunState
 from prunekit.recipe.text.loader import RecipeError
+from prunekit.recipe.text.yaml_reader import first_difference
 from prunekit.sparsity.array_ops import array_of
 
 
@@ -342,31 +343,18 @@ def start_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
 def _recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     # A recipe without `name` has that of its file, and neither changes a result.
     before, now = ({key: value for key, value in one.items() if key not in TEXTS} for one in (before, now))
-    edits = _edits(before, now, "")
-    if not edits:
+    edit = first_difference(before, now)
+    if edit is None:
         return []
     old, new = before.get("variables") or {}, now.get("variables") or {}
     if list(old) != list(new) or old == new:
-        return [f"the recipe was edited ({edits[0]})"]
+        return [f"the recipe was edited ({edit[0]}: {_short(edit[1])} before, {_short(edit[2])} now)"]
     # Report only the variables: every other difference follows from their values.
     others = [name for name in old if old[name] != new[name]]
     values = ", ".join(f"{name}: {_short(old[name])} before, {_short(new[name])} now" for name in others)
     asked = " ".join("--set " + shlex.quote(f"{name}={json.dumps(old[name])}") for name in others)
     in_python = ", ".join(f"{name!r}: {old[name]!r}" for name in others)
     return [f"variables of the recipe have other values ({values}): resume with {asked} (overrides={{{in_python}}})"]
-
-
-def _edits(before: Any, now: Any, path: str) -> list[str]:
-    """Returns the differences of two documents with their paths: "steps[1].prune.epochs: 2 before, 3 now"."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        names = list({**before, **now})
-        rows = [_edits(before.get(name), now.get(name), f"{path}.{name}" if path else name) for name in names]
-        return [row for part in rows for row in part]
-    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        return [row for i, pair in enumerate(zip(before, now, strict=True)) for row in _edits(*pair, f"{path}[{i}]")]
-    if before == now:
-        return []
-    return [f"{path}: {_short(before)} before, {_short(now)} now"]
 
 
 def _short(value: Any) -> str:

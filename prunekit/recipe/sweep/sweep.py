@@ -25,7 +25,7 @@ from prunekit.recipe.sweep.workers import Jobs
 from prunekit.recipe.text.grid import Point, grid
 from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe, require_trust
 from prunekit.recipe.text.presence import check_sources_kept
-from prunekit.recipe.text.yaml_reader import Path as Place, path_text
+from prunekit.recipe.text.yaml_reader import first_difference
 
 TABLE = "sweep.json"
 SHEET = "sweep.csv"
@@ -212,36 +212,16 @@ def _is_finished(point: Point, path: Path, force: bool) -> bool:
             raise
         check_output(path, force=True)
         return False
-    place, then, now = _difference(locked, point.recipe)
-    if place is None:
+    difference = first_difference(locked.model_dump(mode="json"), point.recipe.model_dump(mode="json"))
+    if difference is None:
         return True
     if force:
         return False
+    place, then, now = difference
     raise RecipeError(
         f"{path} was made with another recipe: {place} was {shown(then)} then, and is {shown(now)} now. "
         "Choose another output directory, or run such points again with --force (force=True)."
     )
-
-
-def _difference(locked: Recipe, recipe: Recipe) -> tuple[str | None, Any, Any]:
-    """Returns the first place where two recipes differ, and both values; the place is None for equal recipes."""
-    return _first_difference(locked.model_dump(mode="json"), recipe.model_dump(mode="json"), ())
-
-
-def _first_difference(then: Any, now: Any, place: Place) -> tuple[str | None, Any, Any]:
-    if isinstance(then, dict) and isinstance(now, dict):
-        pairs = [(key, then.get(key), now.get(key)) for key in dict.fromkeys([*then, *now])]
-    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        pairs = [(index, *pair) for index, pair in enumerate(zip(then, now, strict=True))]
-    else:
-        # `==` alone would treat 1, 1.0 and True as equal.
-        same = then == now and type(then) is type(now)
-        return (None if same else path_text(place) or "the recipe"), then, now
-    for key, old, new in pairs:
-        found = _first_difference(old, new, (*place, key))
-        if found[0] is not None:
-            return found
-    return None, then, now
 
 
 # ---- one point -------------------------------------------------------------------------------------------------------

@@ -80,6 +80,19 @@ def path_text(path: Path) -> str:
     return text
 
 
+def first_difference(before: Any, now: Any, path: Path = ()) -> tuple[str, Any, Any] | None:
+    """Returns the first place where two plain documents differ, as text, and both values; None for equal documents."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        pairs: list[tuple[Any, Any, Any]] = [(key, before.get(key), now.get(key)) for key in {**before, **now}]
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = [(index, *pair) for index, pair in enumerate(zip(before, now, strict=True))]
+    else:
+        # `==` alone would treat 1, 1.0 and True as equal.
+        same = before == now and type(before) is type(now)
+        return None if same else (path_text(path) or "the recipe", before, now)
+    return next(filter(None, (first_difference(old, new, (*path, key)) for key, old, new in pairs)), None)
+
+
 def read_text(raw: bytes, source: str) -> Document:
     """Returns the single YAML document in `raw`.
 
