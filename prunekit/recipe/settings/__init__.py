@@ -6,7 +6,7 @@
 - `data_source`: `data`
 - `sources`: `model`
 - `timing`: durations and schedules
-- `step_base`: the base class of the settings of steps
+- `step_base`: the base class of the settings of steps; bounds
 - `shrink_settings`: of `shrink`, `remove_blocks`, `simplify`
 - `step_settings`: of `train`, `finetune`, `prune`
 - `rounds_settings`: of `rounds`

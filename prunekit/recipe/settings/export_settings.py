@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from prunekit.delivery.reports.rows import INTEGERS, names_integers
 from prunekit.recipe.settings.fields import Count, Fraction, Listed, Name, Settings, refusal, shown, unit_interval
-from prunekit.recipe.settings.step_base import StepSettings
+from prunekit.recipe.settings.step_base import Bounds, StepSettings
 
 ExportFormat: TypeAlias = Literal[
     "keras", "litert", "litert-sparse", "litert-float16", "litert-float16-sparse", "litert-dynamic-int8"
@@ -54,36 +54,6 @@ class Export(StepSettings):
                 f"an earlier export step already writes files named {self.name!r}: give this one another 'name'.",
                 "name",
             )
-
-
-class Range(Settings):
-    """Bounds `min` and `max`, fractions; one of them may be left out."""
-
-    example: ClassVar[str] = "{min: 0.9}"
-    min: Fraction | None = None
-    max: Fraction | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self.at_least_one("min", "max")
-        if self.min is not None and self.max is not None and self.min > self.max:
-            raise refusal(f"expected min <= max. Received: {self.min:g} and {self.max:g}.", "max")
-        return self
-
-
-class MetricBound(Settings):
-    """Bounds `min` and `max` on a metric; one of them may be left out."""
-
-    example: ClassVar[str] = "{max: 0.3}"
-    min: float | None = None
-    max: float | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self.at_least_one("min", "max")
-        if self.min is not None and self.max is not None and self.min > self.max:
-            raise refusal(f"expected min <= max. Received: {self.min:g} and {self.max:g}.", "max")
-        return self
 
 
 def _numbers(value: Any) -> Any:
@@ -135,9 +105,9 @@ class Expect(StepSettings):
         "accuracy": "metrics: {accuracy: {min: 0.96}}",
         "accuracy_drop": "drop: {accuracy: 0.02}",
     }
-    metrics: dict[str, MetricBound] | None = None
+    metrics: dict[str, Bounds[float]] | None = None
     drop: Annotated[dict[str, bool | float], BeforeValidator(_numbers), AfterValidator(_drops)] | None = None
-    sparsity: Range | None = None
+    sparsity: Bounds[Fraction] | None = None
     bytes: dict[FileFormat, ByteBound] | None = None
 
     @model_validator(mode="after")

@@ -16,10 +16,9 @@ from prunekit.recipe.settings.fields import (
     refusal,
     registered,
 )
-from prunekit.recipe.settings.step_base import StepSettings
+from prunekit.recipe.settings.step_base import Bounds, StepSettings
 from prunekit.recipe.settings.step_settings import (
     Prune,
-    WeightBounds,
     checked_pattern,
     parse_pattern,
     weights_text,
@@ -49,7 +48,7 @@ class Rounds(StepSettings):
     exclude: WeightPatterns = ()
     keep_one: bool = True
     overrides: dict[WeightPattern, Sparsity] = {}
-    bounds: dict[WeightPattern, WeightBounds] = {}
+    bounds: dict[WeightPattern, Bounds[Sparsity]] = {}
     misfits: Misfits = "error"
 
     @model_validator(mode="after")

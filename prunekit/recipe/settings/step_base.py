@@ -1,7 +1,9 @@
-"""The base class of the settings of all step kinds: what a recipe alone tells of a step. Reads no file."""
+"""The base class of the settings of all step kinds, and what several of them have. Reads no file."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from pydantic import model_validator
 
 from prunekit.recipe.settings.fields import Settings, refusal
 
@@ -58,6 +60,24 @@ class StepSettings(Settings):
     def written_formats(self) -> tuple[str, ...]:
         """Formats of the exported files that the step writes."""
         return ()
+
+
+T = TypeVar("T", bound=float)
+
+
+class Bounds(Settings, Generic[T]):
+    """Bounds `min` and `max`; one of them may be left out."""
+
+    example: ClassVar[str] = "{min: 0.2, max: 0.8}"
+    min: T | None = None
+    max: T | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.at_least_one("min", "max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise refusal(f"expected min <= max. Received: {self.min:g} and {self.max:g}.", "max")
+        return self
 
 
 def epochs_text(epochs: int) -> str:

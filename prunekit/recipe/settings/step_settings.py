@@ -23,7 +23,7 @@ from prunekit.recipe.settings.fields import (
     shown,
 )
 from prunekit.recipe.settings.shrink_settings import Shrink
-from prunekit.recipe.settings.step_base import StepSettings, epochs_text, patterns_text
+from prunekit.recipe.settings.step_base import Bounds, StepSettings, epochs_text, patterns_text
 from prunekit.recipe.settings.timing import Duration, ScheduleSettings
 from prunekit.sparsity import shorthands
 from prunekit.sparsity.shorthands import (
@@ -123,21 +123,6 @@ def checked_pattern(value: str) -> str:
     return value
 
 
-class WeightBounds(Settings):
-    """Least and greatest final sparsity of a weight, `min` and `max`; one of them may be left out."""
-
-    example: ClassVar[str] = "{min: 0.2, max: 0.8}"
-    min: Sparsity | None = None
-    max: Sparsity | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self.at_least_one("min", "max")
-        if self.min is not None and self.max is not None and self.min > self.max:
-            raise refusal(f"expected min <= max. Received: {self.min:g} and {self.max:g}.", "max")
-        return self
-
-
 class Prune(StepSettings):
     """A step of gradual pruning (`epochs` and `schedule`), or one-shot pruning without training (`sparsity` alone)."""
 
@@ -161,7 +146,7 @@ class Prune(StepSettings):
     repair: Repair | None = None
     memory: Memory = MEMORY
     overrides: dict[WeightPattern, Sparsity] = {}
-    bounds: dict[WeightPattern, WeightBounds] = {}
+    bounds: dict[WeightPattern, Bounds[Sparsity]] = {}
     misfits: Misfits = "error"
 
     @model_validator(mode="after")
