@@ -1,20 +1,18 @@
 """Scans the model in a file on data that the command line names."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-import yaml
 
 from prunekit.anatomy.files.model_files import FileRefused, load_model
 from prunekit.core.outputs.output_metrics import OutputMetrics
 from prunekit.delivery.reports.sensitivity import SensitivityReport
 from prunekit.operations.sensitivity import sensitivity
-from prunekit.recipe.datasets.data import Data
+from prunekit.recipe.datasets.data import Data, load_data
 from prunekit.recipe.settings.compile_fields import Compile
-from prunekit.recipe.start.starting_recipe import Start, compile_lines, named_data
+from prunekit.recipe.start.starting_recipe import compile_values, named_source
 from prunekit.recipe.state.compile_settings import compile_arguments, output_names, reason_of
 from prunekit.recipe.text.loader import RecipeError
 
@@ -37,15 +35,13 @@ def scan_named(model: str, data: str, label: str | None, *, examples: int, **opt
         ValueError: As for `sensitivity`.
     """
     network = compiled_model(model)
-    found = named_data(Start(model, data, label, Path("scan.yaml")), network)
-    if found is None:
-        raise RecipeError("a scan needs data. Received: none.")
-    part = found[1].train
+    found = load_data(named_source(data, label, network), _SEED)
+    part = found.train
     if examples < part.examples:
         drawn = np.random.default_rng(_SEED).permutation(part.examples)[:examples]
         part = part.subset(np.sort(drawn))
     if not network.compiled:
-        compile_for(network, found[1])
+        compile_for(network, found)
     inputs, labels = part.first(min(examples, part.examples))
     _check(network, part.first(min(8, part.examples)), data)
     return sensitivity(network, (inputs, labels), **options)
@@ -64,8 +60,7 @@ def compiled_model(path: str) -> keras.Model:
 
 def compile_for(model: keras.Model, data: Data) -> None:
     """Compiles a model with loss and metric that fit its outputs and the labels."""
-    lines, _ = compile_lines(model, data)
-    settings = Compile.model_validate(yaml.safe_load("\n".join(lines))["compile"])
+    settings = Compile.model_validate(compile_values(model, data)[0])
     outputs = model(data.train.example[0], training=False)
     model.compile(**compile_arguments(settings, output_names(model, outputs)))
 

@@ -101,13 +101,14 @@ def starting_recipe(start: Start) -> str:
         check_label(start.data, start.label)
     model_lines, source = _model(start)
     model = build_model(source, _SEED)
-    described = named_data(start, model)
-    if described is None and start.goal is not None:
+    name = "digits" if start.data is None and start.model is None else start.data
+    if name is None and start.goal is not None:
         raise RecipeError(f"the steps for a {start.goal} train, and need data: add --data DATA.")
-    if described is None:
+    if name is None:
         return _joined(start, [*model_lines, *steps_without_data(model)], ["sparsity: 0.5"])
-    data_lines, data = described
-    compiled, metric = compile_lines(model, data)
+    data_lines, values = _source(start, name, model)
+    settings, metric = compile_values(model, load_data(_validated(values), _SEED))
+    compiled = ["compile:", *(f"  {name}: {text_of(value)}" for name, value in settings.items())]
     # A model from a file is trained already; a built-in model is not.
     trained = source.file is not None
     steps = starting_steps(model, start.goal, text_of(metric), trained=trained)
@@ -178,17 +179,6 @@ def _application(name: str, folder: Path) -> tuple[list[str], ModelSource]:
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
-
-
-def named_data(start: Start, model: keras.Model) -> tuple[list[str], Data] | None:
-    """Returns the lines of the data, and the data; None for a recipe without data."""
-    name = start.data
-    if name is None and start.model is None:
-        name = "digits"
-    if name is None:
-        return None
-    lines, values = _source(start, name, model)
-    return lines, load_data(_validated(values), _SEED)
 
 
 def named_source(data: str, label: str | None, model: keras.Model) -> DataSource:
@@ -287,8 +277,8 @@ def _scales(model: keras.Model) -> bool:
 # ---- compile settings ------------------------------------------------------------------------------------------------
 
 
-def compile_lines(model: keras.Model, data: Data) -> tuple[list[str], str]:
-    """Returns the lines of the compile settings, and the name of the main metric."""
+def compile_values(model: keras.Model, data: Data) -> tuple[dict[str, Any], str]:
+    """Returns compile settings that fit the model's outputs and the labels, and the name of the main metric."""
     inputs, first = data.train.first(8)
     try:
         outputs = model(inputs, training=False)
@@ -303,20 +293,21 @@ def compile_lines(model: keras.Model, data: Data) -> tuple[list[str], str]:
     if found != (None if names is None else set(names)):
         wanted = "one array of labels" if names is None else f"labels named {', '.join(names)}"
         raise RecipeError(f"the model {model.name!r} needs {wanted}. Received: {', '.join(found or ('one array',))}.")
-    lines = ["compile:", "  optimizer: {name: adam, learning_rate: 0.0005}"]
+    losses: Any
+    metrics: Any
     if names is None:
-        loss, metric, logits = _loss(keras.ops.convert_to_numpy(outputs), labels, first)
-        losses, metrics = loss, _entry(metric, logits)
+        losses, metric, logits = _loss(keras.ops.convert_to_numpy(outputs), labels, first)
+        metrics = _entry(metric, logits)
     else:
         flat = [outputs[name] for name in names] if isinstance(outputs, Mapping) else outputs
         arrays = map(keras.ops.convert_to_numpy, flat)
         chosen = {name: _loss(array, labels[name], first[name]) for name, array in zip(names, arrays, strict=True)}
-        losses = "{" + ", ".join(f"{text_of(name)}: {loss}" for name, (loss, _, _) in chosen.items()) + "}"
-        entries = (f"{text_of(name)}: {_entry(metric, unscaled)}" for name, (_, metric, unscaled) in chosen.items())
-        metrics = "{" + ", ".join(entries) + "}"
+        losses = {name: loss for name, (loss, _, _) in chosen.items()}
+        metrics = {name: _entry(metric, unscaled) for name, (_, metric, unscaled) in chosen.items()}
         logits, metric = any(logits for *_, logits in chosen.values()), f"{names[0]}_{chosen[names[0]][1]}"
-    lines += [f"  loss: {losses}", *(["  from_logits: true"] if logits else []), f"  metrics: {metrics}"]
-    return [*lines, f"  batch_size: {_BATCH}"], metric
+    scaled = {"from_logits": True} if logits else {}
+    optimizer = {"name": "adam", "learning_rate": 0.0005}
+    return {"optimizer": optimizer, "loss": losses, **scaled, "metrics": metrics, "batch_size": _BATCH}, metric
 
 
 def _loss(outputs: np.ndarray, labels: Labels, first: np.ndarray) -> tuple[str, str, bool]:
@@ -347,9 +338,9 @@ def _loss(outputs: np.ndarray, labels: Labels, first: np.ndarray) -> tuple[str, 
     return "mse", "mae", False
 
 
-def _entry(metric: str, logits: bool) -> str:
-    """Returns the text of a metric in the list `metrics`."""
+def _entry(metric: str, logits: bool) -> list[Any]:
+    """Returns the list `metrics` of a metric."""
     if metric == "binary_accuracy" and logits:
         # Keras compares outputs with 0.5; the logit of probability 0.5 is 0.
-        return "[{metric: binary_accuracy, arguments: {threshold: 0.0}}]"
-    return f"[{metric}]"
+        return [{"metric": "binary_accuracy", "arguments": {"threshold": 0.0}}]
+    return [metric]

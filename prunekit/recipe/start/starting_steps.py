@@ -202,4 +202,6 @@ def _export(formats: Sequence[str], *, pruned: bool) -> list[str]:
 def text_of(value: Any) -> str:
     """Returns a value in YAML, on one line, as it may stand alone and in a list or mapping in brackets."""
     # As the entry of a list: a comma or a bracket needs quotes there.
-    return yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True).strip()[1:-1]
+    return yaml.safe_dump(
+        [value], default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False
+    ).strip()[1:-1]
