@@ -1,7 +1,6 @@
 """Loads the data of a run: opens the source, splits it by seed, and prepares the inputs for the model."""
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from prunekit.recipe.datasets.arrays import (
-    PARTS,
     existing,
     from_pairs,
     has_all_inputs,
@@ -30,6 +28,7 @@ from prunekit.recipe.datasets.preprocessing import preparation
 from prunekit.recipe.datasets.saved import open_saved
 from prunekit.recipe.settings.data_source import HELD_OUT, UNSPLIT, DataSource
 from prunekit.recipe.text.loader import RecipeError
+from prunekit.recipe.text.presence import data_files, exists
 
 # Kind of source -> function that opens it.
 _OPEN: dict[str, Callable[[DataSource], Opened]] = {
@@ -120,17 +119,9 @@ def check_files(source: DataSource) -> None:
     """
     if source.builtin == "fashion-mnist":
         fashion_files(source.path)
-    for path in (source.npz, source.csv):
-        if path is not None:
-            existing(path)
-    files = source.idx or source.npy
-    for part in PARTS if files else ():
-        existing(getattr(files, part))
-    if source.csv is not None and isinstance(source.test, str):
-        existing(source.test)
-    for path in (source.images, source.tfds_saved, source.test if source.images is not None else None):
-        if isinstance(path, str) and not os.path.isdir(path):
-            raise RecipeError(f"the data folder {path} does not exist.")
+    for _, path, kind in data_files(source):
+        if not exists(path, kind):
+            raise RecipeError(f"the data {kind} {path} does not exist.")
 
 
 def load_data(source: DataSource, seed: int) -> Data:

@@ -4,20 +4,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 
-from prunekit.recipe.settings.data_source import ArrayFiles
+from prunekit.recipe.settings.data_source import ArrayFiles, DataSource
 from prunekit.recipe.settings.schema import Recipe
 from prunekit.recipe.text.loader import document_of
 from prunekit.recipe.text.yaml_reader import Path, RecipeError, path_text
 
-# Field of `data` with a path -> what the path must be; `test` is a file beside csv, and a folder beside images.
-_PLACES = {
-    "path": os.path.isdir,
-    "npz": os.path.isfile,
-    "csv": os.path.isfile,
-    "images": os.path.isdir,
-    "tfds_saved": os.path.isdir,
-    "test": os.path.exists,
-}
+_FOLDERS = ("path", "images", "tfds_saved")
 
 
 def check_named_files(recipe: Recipe, source: str | os.PathLike[str]) -> None:
@@ -30,7 +22,7 @@ def check_named_files(recipe: Recipe, source: str | os.PathLike[str]) -> None:
     Raises:
         RecipeError: Files are missing; the message names all of them and has the position of the first.
     """
-    missing = [(place, path) for place, path, exists in _named_files(recipe) if not exists]
+    missing = [(place, path) for place, path, kind in _named_files(recipe) if not exists(path, kind)]
     if missing:
         document = document_of(source)
         listed = "; ".join(f"{path_text(place)}: {path}" for place, path in missing)
@@ -62,19 +54,29 @@ def check_sources_kept(recipe: Recipe, *written: FilePath) -> None:
                 )
 
 
-def _named_files(recipe: Recipe) -> Iterator[tuple[Path, str, bool]]:
-    """Yields (place in the recipe, path, True if it exists) for each file or folder that the recipe names."""
-    if recipe.model is not None and recipe.model.file is not None:
-        yield ("model", "file"), recipe.model.file, os.path.isfile(recipe.model.file)
-    if recipe.model is not None and recipe.model.weights_file is not None:
-        yield ("model", "weights"), recipe.model.weights_file, os.path.isfile(recipe.model.weights_file)
-    if recipe.data is None:
-        return
-    for name, exists in _PLACES.items():
-        path = getattr(recipe.data, name)
+def exists(path: str, kind: str) -> bool:
+    """Returns True if there is such a "file" or "folder"."""
+    return os.path.isdir(path) if kind == "folder" else os.path.isfile(path)
+
+
+def data_files(data: DataSource) -> Iterator[tuple[Path, str, str]]:
+    """Yields (place in `data`, path, "file" or "folder") for each path that the settings of data name."""
+    # `test` is a file beside csv, and a folder beside images.
+    for name in ("npz", "csv", *_FOLDERS, "test"):
+        path = getattr(data, name)
         if isinstance(path, str):
-            yield ("data", name), path, exists(path)
-    for kind in ("idx", "npy"):
-        files = getattr(recipe.data, kind)
+            yield (name,), path, "folder" if name in _FOLDERS or (name == "test" and data.csv is None) else "file"
+    for name in ("idx", "npy"):
+        files = getattr(data, name)
         for part in ArrayFiles.model_fields if files is not None else ():
-            yield ("data", kind, part), getattr(files, part), os.path.isfile(getattr(files, part))
+            yield (name, part), getattr(files, part), "file"
+
+
+def _named_files(recipe: Recipe) -> Iterator[tuple[Path, str, str]]:
+    """Yields (place in the recipe, path, "file" or "folder") for each path that the recipe names."""
+    if recipe.model is not None and recipe.model.file is not None:
+        yield ("model", "file"), recipe.model.file, "file"
+    if recipe.model is not None and recipe.model.weights_file is not None:
+        yield ("model", "weights"), recipe.model.weights_file, "file"
+    for place, path, kind in data_files(recipe.data) if recipe.data is not None else ():
+        yield ("data", *place), path, kind
