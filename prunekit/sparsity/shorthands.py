@@ -69,11 +69,9 @@ class AllocationRow(ConfiguredRow):
     """An allocation; its factory returns a `prunekit.sparsity.allocation.Allocation`.
 
     Attributes:
-        per_weight: Whether each weight has its own sparsity, which N:M patterns do not allow.
         needs: Names of the statistics that the allocation needs besides those of the criterion.
     """
 
-    per_weight: bool = True
     needs: tuple[str, ...] = ()
 
 
@@ -158,12 +156,11 @@ CRITERIA: Registry[CriterionRow] = Registry(
 ALLOCATIONS: Registry[AllocationRow] = Registry(
     "allocation",
     [
-        AllocationRow("auto", "prunekit.sparsity.automatic:AutomaticAllocation", per_weight=False),
-        AllocationRow("uniform", "prunekit.sparsity.allocation:Uniform", per_weight=False),
+        AllocationRow("auto", "prunekit.sparsity.automatic:AutomaticAllocation"),
+        AllocationRow("uniform", "prunekit.sparsity.allocation:Uniform"),
         AllocationRow(
             "global",
             "prunekit.sparsity.allocation:Global",
-            per_weight=False,
             options={"normalization": (Literal["none", "mean", "l2"], "none")},
         ),
         AllocationRow("erk", "prunekit.sparsity.allocation:ERK"),

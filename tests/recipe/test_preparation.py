@@ -46,6 +46,10 @@ REFUSED = {
         recipe({"prune": {"sparsity": 2 / 3, "pattern": "1:3"}}),
         r"steps\[0\].prune: .*multiple of 3",
     ),
+    "2:4 by erk": (
+        recipe({"prune": {"sparsity": 0.5, "pattern": "2:4", "allocation": "erk"}}),
+        r"steps\[0\].prune: 2:4 removes the same fraction of every weight.*the allocation ERK",
+    ),
     "a schedule longer than its step": (
         recipe({"train": {"epochs": 1}}, prune(schedule={"end": {"steps": 11}})),
         r"steps\[1\].prune: the schedule reaches 0.8 at step 11, and the step trains for 2 epochs of 5 updates, 10 in",

@@ -60,7 +60,6 @@ REFUSED = {
     ),
     "neither schedule nor sparsity": (recipe({"prune": {"epochs": 3}}), "expected one of schedule, sparsity"),
     "2:4 to 0.9": (recipe(one_shot(0.9, pattern="2:4")), r"prune\.sparsity: 2:4 keeps 2 of every 4.*is 0\.5"),
-    "2:4 by erk": (recipe(one_shot(pattern="2:4", allocation="erk")), "allocation: erk gives each weight its own"),
     "4:2": (recipe(one_shot(pattern="4:2")), "needs 0 < n < m"),
     "block 0": (recipe(one_shot(pattern="block:0x4")), "at least one input and one output"),
     "unknown pattern": (recipe(one_shot(pattern="blocks")), "unknown pattern 'blocks'. Valid here: unstructured"),

@@ -212,12 +212,6 @@ class Prune(StepSettings):
                 f"Received: {self.final_sparsity:g}.",
                 *self.final_at(),
             )
-        if ALLOCATIONS[name_of(self.allocation)].per_weight:
-            raise refusal(
-                f"{name_of(self.allocation)} gives each weight its own sparsity, and {self.pattern} has one: write "
-                "allocation: uniform.",
-                "allocation" if "allocation" in self.model_fields_set else "pattern",
-            )
 
     def _without_limits(self, reason: str) -> None:
         for option in ("overrides", "bounds"):

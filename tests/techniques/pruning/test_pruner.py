@@ -355,6 +355,8 @@ def test_n_of_m_gives_nothing_back_to_a_group_that_has_fewer_than_n_left(percept
 def test_n_of_m_with_a_global_allocation_is_refused():
     with pytest.raises(ValueError, match='allocation="uniform"'):
         PruningOptions(pattern="2:4", allocation="global")
+    with pytest.raises(ValueError, match="2:4 removes the same fraction of every weight.* allocation LAMP"):
+        PruningOptions(pattern="2:4", allocation="lamp")
 
 
 @pytest.mark.one_backend

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, cast
 
 from prunekit.anatomy.records.name_patterns import listed_patterns
 from prunekit.anatomy.records.reports import Choice
-from prunekit.sparsity.allocation import Allocation, get_allocation
+from prunekit.sparsity.allocation import Allocation, Uniform, get_allocation
 from prunekit.sparsity.arguments import fraction
 from prunekit.sparsity.automatic import AutomaticAllocation, AutomaticCriterion
 from prunekit.sparsity.bounds import as_bounds
@@ -113,7 +113,7 @@ class PruningOptions:
         if self.origin is not None and (isinstance(self.origin, bool) or not isinstance(self.origin, Integral)):
             raise TypeError(f"`origin` must be an int, a step of the optimizer, or None. Received: {self.origin!r}.")
         self._check_overrides(pattern)
-        if isinstance(pattern, NM) and allocation.joint:
+        if isinstance(pattern, NM) and not isinstance(allocation, Uniform):
             raise ValueError(
                 f"{pattern} removes the same fraction of every weight, so it cannot be combined with the "
                 f'allocation {allocation}. Pass allocation="uniform", or pattern="unstructured".'
