@@ -316,7 +316,7 @@ def test_limit_keeps_so_many_of_each_part_chosen_by_the_seed(tmp_path):
 
 
 def test_the_validation_split_holds_out_other_examples_than_it_trains_on(tmp_path):
-    found = numbered(tmp_path, validation_split=0.2)
+    found = numbered(tmp_path, validation=0.2)
     train, validation = set(found.train[1].tolist()), set(found.validation[1].tolist())
     assert len(validation) == 10 and train | validation == set(range(50)) and not train & validation
     assert found.test[0].min() == 100
@@ -324,7 +324,7 @@ def test_the_validation_split_holds_out_other_examples_than_it_trains_on(tmp_pat
 
 def test_a_split_that_leaves_nothing_on_one_side_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="must leave examples in both parts. Received: 0.001 of 50"):
-        numbered(tmp_path, validation_split=0.001)
+        numbered(tmp_path, validation=0.001)
 
 
 def test_batches_show_each_example_once_an_epoch_in_another_order_each_time_and_the_same_for_the_same_seed():

@@ -22,7 +22,7 @@ def test_every_default_is_filled_in():
     assert (loaded.seed, loaded.variables, loaded.steps[0].kind) == (0, {}, "train")
     assert loaded.compile.batch_size == 32
     assert loaded.compile.optimizer == compile_fields.Optimizer(name="adam", learning_rate=None)
-    assert loaded.data.validation_split == 0.0
+    assert loaded.data.validation is None
 
 
 def test_a_recipe_cannot_be_changed():
@@ -117,18 +117,18 @@ ACCEPTED = {
     "images with a test folder": recipe(
         data={"images": "photos", "size": [9, 8], "test": "others", "color_mode": "rgb"}
     ),
-    "csv": recipe(data={"csv": "a.csv", "label": "y", "split": {"validation": 0.1, "test": 0.2}, "delimiter": ";"}),
+    "csv": recipe(data={"csv": "a.csv", "label": "y", "validation": 0.1, "test": 0.2, "delimiter": ";"}),
     "csv with inputs": recipe(
         data={
             "csv": "a.csv",
             "label": ["y", "z"],
-            "split": 0.25,
+            "validation": 0.25,
             "inputs": {"a": ["b", "c"], "d": "e"},
             "preprocessing": {"a": ["Normalization"], "d": [{"StringLookup": None}]},
         }
     ),
     "saved": recipe(data={"tfds_saved": "s", "label": "y", "inputs": ["x"], "preprocessing": "Normalization"}),
-    "targets": recipe(data={"npz": "a.npz", "arrays": {"train_inputs": {"a": "x"}, "train_targets": {"b": "y"}}}),
+    "named arrays": recipe(data={"npz": "a.npz", "arrays": {"train_inputs": {"a": "x"}, "train_labels": {"b": "y"}}}),
     "lock of an older version": recipe(
         data={
             "builtin": "digits",
@@ -151,6 +151,19 @@ ACCEPTED = {
 def test_accepted_and_the_same_after_writing_and_reading(document):
     loaded = load_recipe(document)
     assert load_recipe(yaml.safe_load(dump_recipe(loaded))) == loaded
+
+
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        ({"builtin": "digits", "validation_split": 0.1}, {"builtin": "digits", "validation": 0.1}),
+        ({"npz": "a.npz", "arrays": {"test_targets": "y"}}, {"npz": "a.npz", "arrays": {"test_labels": "y"}}),
+    ],
+    ids=["validation_split", "targets"],
+)
+def test_former_keys_of_data_are_read_with_a_warning(former, present):
+    with pytest.warns(DeprecationWarning, match="The key '.*' of a recipe is now '.*'"):
+        assert load_recipe(recipe(data=former)) == load_recipe(recipe(data=present))
 
 
 def test_the_first_step_that_needs_data_is_named():

@@ -190,7 +190,7 @@ REFUSED = {
         "needs 'npz', which is missing",
     ),
     "idx with one file": (recipe(data={"idx": {"train_inputs": "x"}}), r"data\.idx: 'train_labels' is missing"),
-    "split of everything": (recipe(data={"builtin": "digits", "validation_split": 1.0}), r"in \[0, 1\)"),
+    "split of everything": (recipe(data={"builtin": "digits", "validation": 1.0}), r"in \[0, 1\)"),
     "limit 0": (recipe(data={"builtin": "digits", "limit": 0}), "greater than or equal to 1"),
     "npz that is a mapping": (
         recipe(data={"npz": {"file": "x.npz"}}),
@@ -210,20 +210,16 @@ REFUSED = {
     ),
     "named inputs of saved data": (recipe(data={"tfds_saved": "x", "inputs": {"a": ["b"]}}), "expected a list of keys"),
     "split of everything by name": (
-        recipe(data={"csv": "x", "label": "y", "split": {"validation": 0.5, "test": 0.5}}),
+        recipe(data={"csv": "x", "label": "y", "validation": 0.5, "test": 0.5}),
         "must leave examples for the training",
     ),
-    "split that is a list": (
-        recipe(data={"csv": "x", "label": "y", "split": [0.1]}),
-        r"data\.split: expected a fraction",
-    ),
-    "split and validation": (
-        recipe(data={"csv": "x", "label": "y", "split": 0.1, "validation": 0.1}),
-        "'validation' is given here and beside 'split'",
+    "split": (
+        recipe(data={"csv": "x", "label": "y", "split": 0.1}),
+        r"data\.split: 'split' is a key no longer: write validation: 0\.2, and test: 0\.2\.",
     ),
     "validation twice": (
         recipe(data={"builtin": "digits", "validation": 0.1, "validation_split": 0.1}),
-        "'validation' is the newer name of 'validation_split'",
+        "unknown key 'validation_split'. Did you mean 'validation'",
     ),
     "test of data with a test part": (recipe(data={"builtin": "digits", "test": 0.1}), "have a test part already"),
     "test folder of arrays": (

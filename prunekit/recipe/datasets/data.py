@@ -236,7 +236,7 @@ def _split(found: Opened, source: DataSource, seed: int) -> tuple[Opened, tuple[
     # In this order, which the random numbers of older runs had.
     train = _limited(found.train, source.limit, random)
     test = found.test if found.test is None else _limited(found.test, source.limit, random)
-    fraction, for_test = source.held_out, source.test if isinstance(source.test, float) else 0.0
+    fraction, for_test = source.validation or 0.0, source.test if isinstance(source.test, float) else 0.0
     if for_test and test is not None:
         raise RecipeError(f"{found.name} has a test part already: leave out data.test.")
     if found.validation is not None and fraction:
@@ -244,7 +244,7 @@ def _split(found: Opened, source: DataSource, seed: int) -> tuple[Opened, tuple[
     notes = list(found.notes)
     unsaid = not fraction and not for_test and test is None and found.validation is None
     fraction = HELD_OUT if unsaid else fraction
-    train, held_out, tested = _held_out(train, fraction, for_test, random, source)
+    train, held_out, tested = _held_out(train, fraction, for_test, random)
     validation, test = found.validation or held_out, test or tested
     if source.kind in UNSPLIT and (held_out is not None or tested is not None):
         notes.append(_split_note(train, held_out, tested, seed, unsaid))
@@ -277,18 +277,17 @@ def _limited(part: Part, limit: int | None, random: np.random.Generator) -> Part
 
 
 def _held_out(
-    part: Part, validation: float, test: float, random: np.random.Generator, source: DataSource
+    part: Part, validation: float, test: float, random: np.random.Generator
 ) -> tuple[Part, Part | None, Part | None]:
     if not validation and not test:
         return part, None, None
     count = part.examples
     tested, held_out = round(test * count), round(validation * count)
     if (validation and not held_out) or (test and not tested) or held_out + tested >= count:
-        name = "validation_split" if source.validation_split else "validation and test"
         fractions = f"{validation:g}" + (f" and {test:g}" if test else "")
         raise RecipeError(
-            f"{name} must leave examples in {'both' if not test else 'all'} parts. Received: {fractions} of "
-            f"{count:,} examples."
+            f"validation and test must leave examples in {'both' if not test else 'all'} parts. Received: {fractions} "
+            f"of {count:,} examples."
         )
     order = random.permutation(count)
     end = count - tested

@@ -54,21 +54,14 @@ _RANDOM = ("AugMix", "CutMix", "MixUp", "RandAugment")
 _MOST_LAYERS = 20
 
 
-def _targets_as_labels(value: Any) -> Any:
-    """Accepts the names train_targets, validation_targets and test_targets for train_labels and so on."""
-    if not isinstance(value, Mapping):
-        return value
-    found = dict(value)
-    for part in ("train", "validation", "test"):
-        if f"{part}_targets" in found and f"{part}_labels" not in found:
-            found[f"{part}_labels"] = found.pop(f"{part}_targets")
-    return found
+_TARGETS = {f"{part}_targets": f"{part}_labels" for part in ("train", "validation", "test")}
 
 
 class ArrayFiles(Settings):
     """Paths of four files with idx or npy arrays."""
 
     example: ClassVar[str] = "{train_inputs: ..., train_labels: ..., test_inputs: ..., test_labels: ...}"
+    former: ClassVar[Mapping[str, str]] = _TARGETS
     train_inputs: FilePath
     train_labels: FilePath
     test_inputs: FilePath
@@ -102,6 +95,7 @@ class NpzNames(Settings):
     """
 
     example: ClassVar[str] = "{train_inputs: x_train, train_labels: y_train}"
+    former: ClassVar[Mapping[str, str]] = _TARGETS
     train_inputs: ArrayName | None = None
     train_labels: ArrayName | None = None
     validation_inputs: ArrayName | None = None
@@ -244,19 +238,20 @@ class DataSource(Settings):
         shuffle_buffer: Number of examples of a saved data set among which the next one is drawn.
         validation: Fraction held out for validation, of all examples if `test` is a fraction, too.
         test: Fraction of the examples held out for the test, or the path of the test part (images, csv).
-        validation_split: Older name of `validation`.
         limit: Maximum number of examples, for the training data and for the test data separately.
         scale: Divisor of the inputs. None: 255 for uint8 inputs, 1 for others.
         preprocessing: Keras layers applied to the inputs, in order; for several inputs, input name -> layers.
     """
 
     example: ClassVar[str] = "{builtin: digits}"
+    former: ClassVar[Mapping[str, str]] = {"validation_split": "validation"}
+    gone: ClassVar[Mapping[str, str]] = {"split": "validation: 0.2, and test: 0.2"}
     builtin: Literal["digits", "diabetes", "fashion-mnist"] | None = None
     path: FilePath | None = None
-    idx: Annotated[ArrayFiles | None, BeforeValidator(_targets_as_labels)] = None
+    idx: ArrayFiles | None = None
     npz: Annotated[FilePath | None, path_example("npz: arrays.npz", "a file", "arrays: {train_inputs: x}")] = None
-    arrays: Annotated[NpzNames, BeforeValidator(_targets_as_labels)] = NpzNames()
-    npy: Annotated[ArrayFiles | None, BeforeValidator(_targets_as_labels)] = None
+    arrays: NpzNames = NpzNames()
+    npy: ArrayFiles | None = None
     images: Annotated[FilePath | None, path_example("images: photos", "a folder", "size: [96, 96]")] = None
     size: ImageSize | None = None
     color_mode: Literal["rgb", "grayscale", "rgba"] | None = None
@@ -273,35 +268,18 @@ class DataSource(Settings):
     arguments: Arguments = {}
     validation: Sparsity | None = None
     test: Annotated[Any, AfterValidator(lambda value, info: None if value is None else _test(value, info))] = None
-    validation_split: Sparsity = 0.0
     limit: Count | None = None
     scale: Positive | None = None
     preprocessing: Annotated[Plain, _optional(_preprocessing)] = None
 
     @model_validator(mode="before")
     @classmethod
-    def _split(cls, value: Any) -> Any:
-        """Writes `split: 0.2` and `split: {validation: 0.2, test: 0.1}` as `validation` and `test`."""
+    def _without_older_defaults(cls, value: Any) -> Any:
+        """Leaves out what locked recipes of older versions have with every source."""
         if not isinstance(value, Mapping):
             return value
-        if "npz" not in value and value.get("arrays") == _OLDER_ARRAYS:
-            value = {key: item for key, item in value.items() if key != "arrays"}
-        if "split" not in value:
-            return value
-        found = {key: item for key, item in value.items() if key != "split"}
-        parts = value["split"]
-        parts = {"validation": parts} if isinstance(parts, int | float) and not isinstance(parts, bool) else parts
-        if not isinstance(parts, Mapping) or not parts or not {"validation", "test"}.issuperset(parts):
-            raise refusal(
-                "expected a fraction for the validation, or {validation: 0.1, test: 0.2}. Received: "
-                f"{shown(value['split'])}.",
-                "split",
-            )
-        for key, item in parts.items():
-            if key in found:
-                raise refusal(f"{key!r} is given here and beside 'split': leave one of the two out.", "split")
-            found[key] = item
-        return found
+        older = {"validation_split": 0.0} | ({} if "npz" in value else {"arrays": _OLDER_ARRAYS})
+        return {key: item for key, item in value.items() if key not in older or item != older[key]}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -324,15 +302,13 @@ class DataSource(Settings):
         return self
 
     def _check_split(self) -> None:
-        if self.validation is not None and self.validation_split:
-            raise refusal("'validation' is the newer name of 'validation_split': leave one out.", "validation_split")
         if self.test is None:
             return
         if self.kind not in UNSPLIT:
             raise refusal(f"data from {self.kind!r} have a test part already: leave out 'test'.", "test")
         if isinstance(self.test, str) and self.kind not in ("images", "csv"):
             raise refusal(f"expected a fraction such as 0.2: {self.kind!r} takes no path here.", "test")
-        if isinstance(self.test, float) and self.test + self.held_out >= 1:
+        if isinstance(self.test, float) and self.test + (self.validation or 0) >= 1:
             raise refusal("'validation' and 'test' must leave examples for the training: together less than 1.", "test")
 
     def _check_files(self) -> None:
@@ -351,8 +327,3 @@ class DataSource(Settings):
     def kind(self) -> str:
         """Kind of the source: builtin, idx, npz, npy, images, csv, tfds_saved or factory."""
         return self.given(*KINDS)[0]
-
-    @property
-    def held_out(self) -> float:
-        """Fraction of the examples that the recipe holds out for validation; 0 if none is given."""
-        return self.validation_split if self.validation is None else self.validation

@@ -64,7 +64,7 @@ def test_usual_names_are_tried_in_order_and_told(tmp_path, names, read, parts):
 
 def test_names_that_are_given_are_the_ones_read(tmp_path):
     path = npz(tmp_path / "data.npz", "x_a", "b", "x", "y", "x_test", "y_test")
-    found = loaded(path, arrays={"train_inputs": "x_a", "train_targets": "b"})
+    found = loaded(path, arrays={"train_inputs": "x_a", "train_labels": "b"})
     assert found.train.first(1)[0][0, 0] == 0 and found.test.first(1)[0][0, 0] == 4
     both = npz(tmp_path / "both.npz", "x", "y", "x_train", "y_train")
     assert loaded(both, arrays={"train_inputs": "x_train"}).train.first(1)[0][0, 0] == 2
@@ -75,7 +75,7 @@ def test_names_that_are_given_are_the_ones_read(tmp_path):
 def test_targets_may_be_any_numbers_of_any_shape(tmp_path):
     targets = np.random.default_rng(0).normal(size=(20, 2, 3))
     np.savez(tmp_path / "data.npz", x=np.ones((20, 4)), y=targets)
-    labels = loaded(tmp_path / "data.npz", split=0.25).train.labels()
+    labels = loaded(tmp_path / "data.npz", validation=0.25).train.labels()
     assert labels.shape == (2, 3) and not labels.whole
     assert summary(loaded(tmp_path / "data.npz")).labels[""].startswith("2 x 3 float64, -")
 
@@ -105,7 +105,7 @@ def by_name(tmp_path):
     np.savez(tmp_path / "data.npz", **{names[key]: array for key, array in {**inputs, **labels}.items()})
     arrays = {
         "train_inputs": {key: names[key] for key in inputs},
-        "train_targets": {key: names[key] for key in labels},
+        "train_labels": {key: names[key] for key in labels},
     }
     return {"npz": str(tmp_path / "data.npz"), "arrays": arrays, "preprocessing": {"size": ["Normalization"]}}
 
@@ -142,7 +142,7 @@ def test_a_model_of_several_inputs_and_outputs_is_trained_and_exported(tmp_path,
 
 
 def test_labels_must_have_the_names_of_the_outputs(by_name):
-    by_name["arrays"]["train_targets"] = {"price": "price_price", "sort": "kind_kind"}
+    by_name["arrays"]["train_labels"] = {"price": "price_price", "sort": "kind_kind"}
     with pytest.raises(RecipeError, match="labels must have the names of the outputs of 'two': price, kind"):
         plan(recipe(by_name, loss="mean_squared_error", metrics=[]), two_by_two())
 

@@ -35,7 +35,7 @@ def all_rows(data):
 def test_columns_become_one_matrix_and_the_label_its_numbers(path, monkeypatch, in_memory):
     monkeypatch.setattr(csv_files, "IN_MEMORY", (1 << 28) * in_memory)
     monkeypatch.setattr(csv_files, "_VALUES", 20)
-    found = loaded(path, label="price", inputs=["area", "rooms"], split={"validation": 0.2, "test": 0.1})
+    found = loaded(path, label="price", inputs=["area", "rooms"], validation=0.2, test=0.1)
     assert [part.examples for part in found.parts.values()] == [28, 8, 4]
     table = np.genfromtxt(path, delimiter=",", skip_header=1, usecols=(1, 0, 3)).astype("float32")
     rows = {tuple(row) for row in table.tolist()}
