@@ -407,9 +407,9 @@ def test_a_report_with_wrong_parts_does_not_break_verify(run, damaged):
 
 def test_a_report_beyond_the_limit_is_not_read(run, damaged, monkeypatch):
     size = (damaged / "report.json").stat().st_size
-    monkeypatch.setattr("prunekit.recipe.state.read_report.LARGEST_REPORT", size)
+    monkeypatch.setattr("prunekit.recipe.state.directory.LARGEST_REPORT", size)
     assert run(["report", str(damaged)])[0] == 0
-    monkeypatch.setattr("prunekit.recipe.state.read_report.LARGEST_REPORT", size - 1)
+    monkeypatch.setattr("prunekit.recipe.state.directory.LARGEST_REPORT", size - 1)
     for command in ("report", "verify"):
         outcome = run([command, str(damaged)])
         assert_one_line(outcome, codes=(2,))

@@ -54,7 +54,7 @@ ROWS = {
     "characters of a number in a CSV file": ["recipe.datasets.csv_files:_LONGEST_NUMBER"],
     "pixels of an image": ["recipe.datasets.images:MOST_PIXELS"],
     "bytes of the description of a saved data set, `dataset_spec.pb`": ["recipe.datasets.saved:LARGEST_SPEC"],
-    "bytes of a report": ["recipe.state.read_report:LARGEST_REPORT"],
+    "bytes of a report": ["recipe.state.directory:LARGEST_REPORT"],
 }
 # They bound what prunekit itself writes, or how long it computes, and refuse nothing that a file says.
 NO_LIMITS_OF_FILES = {

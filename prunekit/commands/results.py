@@ -114,7 +114,7 @@ def _distinct_names(directories: tuple[str, ...]) -> dict[str, str]:
 def _stored_report(directory: str) -> Any:
     if not (Path(directory) / "report.json").is_file():
         raise no_run(directory, "not a run directory (no report.json in it)")
-    from prunekit.recipe.state.read_report import read_report
+    from prunekit.recipe.state.directory import read_report
 
     return read_report(directory)
 

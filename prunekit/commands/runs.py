@@ -159,7 +159,7 @@ def check(recipe: str, with_plan: bool, as_json: bool, **options: Any) -> int:
     if as_json:
         print_json({"ok": True, "recipe": loaded.model_dump(mode="json", exclude_none=True)})
         return 0
-    from prunekit.recipe.state.summary import source_text, step_text
+    from prunekit.recipe.settings.schema import source_text, step_text
 
     kinds = ", ".join(step.kind for step in loaded.steps)
     click.echo(f"OK: {loaded.name}, {len(loaded.steps)} step{'s' if len(loaded.steps) > 1 else ''} ({kinds})")

@@ -193,7 +193,7 @@ class TestRunning:
     def test_a_damaged_report_is_named(self, recipe, tmp_path, monkeypatch):
         sweep(recipe, {"final": [0.5]}, tmp_path / "out")
         report = tmp_path / "out" / "final=0.5" / "report.json"
-        monkeypatch.setattr("prunekit.recipe.state.read_report.LARGEST_REPORT", report.stat().st_size)
+        monkeypatch.setattr("prunekit.recipe.state.directory.LARGEST_REPORT", report.stat().st_size)
         assert sweep(recipe, {"final": [0.5]}, tmp_path / "out").complete
         for text in ("{", "[" * 100_000, "[1]", " " + report.read_text()):
             report.write_text(text)

@@ -3,8 +3,7 @@
 - `idx`: the format of MNIST
 - `npy`: plain numbers, no pickles
 - `batches`: the order of examples
-- `parts`: training, validation and test examples
-- `opened`: what a source holds
+- `parts`: training, validation and test examples; what a source holds
 - `fingerprint`: fingerprints of files
 - `arrays`: npz, npy, idx, factories
 - `builtin_files`: files of built-in sets

@@ -9,8 +9,7 @@ import numpy as np
 
 from prunekit.recipe.datasets.idx import read_idx
 from prunekit.recipe.datasets.npy import npz_names, read_npy, read_npz
-from prunekit.recipe.datasets.opened import Opened
-from prunekit.recipe.datasets.parts import ArrayPart, Arrays, mapped
+from prunekit.recipe.datasets.parts import ArrayPart, Arrays, Opened, mapped
 from prunekit.recipe.settings.data_source import ArrayFiles, DataSource, NpzNames
 from prunekit.recipe.text.factories import call_factory
 from prunekit.recipe.text.loader import RecipeError

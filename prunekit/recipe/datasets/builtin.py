@@ -7,7 +7,7 @@ import numpy as np
 from prunekit.recipe.datasets.arrays import PARTS, opened, with_channel
 from prunekit.recipe.datasets.builtin_files import GET_DIGITS, fashion_files
 from prunekit.recipe.datasets.idx import read_idx
-from prunekit.recipe.datasets.opened import Opened
+from prunekit.recipe.datasets.parts import Opened
 from prunekit.recipe.settings.data_source import DataSource
 from prunekit.recipe.text.loader import RecipeError
 

@@ -14,8 +14,7 @@ import numpy as np
 from prunekit.recipe.datasets.arrays import existing
 from prunekit.recipe.datasets.disk import DiskPart
 from prunekit.recipe.datasets.fingerprint import fingerprint, fingerprint_notes
-from prunekit.recipe.datasets.opened import Opened
-from prunekit.recipe.datasets.parts import ArrayPart, Part
+from prunekit.recipe.datasets.parts import ArrayPart, Opened, Part
 from prunekit.recipe.settings.data_source import TEXT_LAYERS, DataSource
 from prunekit.recipe.settings.fields import first_text, is_number, nearest, shortened, shown
 from prunekit.recipe.text.loader import RecipeError

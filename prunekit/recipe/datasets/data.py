@@ -22,8 +22,7 @@ from prunekit.recipe.datasets.builtin import open_builtin
 from prunekit.recipe.datasets.builtin_files import fashion_files
 from prunekit.recipe.datasets.csv_files import open_csv
 from prunekit.recipe.datasets.images import open_images
-from prunekit.recipe.datasets.opened import Opened
-from prunekit.recipe.datasets.parts import ArrayPart, Labels, Part, as_part, mapped, naming_damaged_file
+from prunekit.recipe.datasets.parts import ArrayPart, Labels, Opened, Part, as_part, mapped, naming_damaged_file
 from prunekit.recipe.datasets.preprocessing import preparation
 from prunekit.recipe.datasets.saved import open_saved
 from prunekit.recipe.settings.data_source import HELD_OUT, UNSPLIT, DataSource

@@ -11,8 +11,7 @@ import keras
 import numpy as np
 
 from prunekit.recipe.datasets.fingerprint import fingerprint, fingerprint_notes
-from prunekit.recipe.datasets.opened import Opened
-from prunekit.recipe.datasets.parts import Arrays, IndexedPart, labels_of, require_tensorflow_for, subset_digest
+from prunekit.recipe.datasets.parts import Arrays, IndexedPart, Opened, labels_of, require_tensorflow_for, subset_digest
 from prunekit.recipe.settings.data_source import DataSource
 from prunekit.recipe.text.loader import RecipeError
 

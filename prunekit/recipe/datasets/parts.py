@@ -363,3 +363,24 @@ def _shares(count: Any, replicas: int) -> Any:
     part = (count + replicas - 1) // replicas
     begin = tf.range(count) // part * part
     return tf.cast(tf.minimum(part, count - begin) * replicas, tf.float32) / tf.cast(count, tf.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """What a source holds, before a split and before preprocessing.
+
+    Attributes:
+        name: Readable name, such as "digits".
+        train: Training examples, from which validation and test examples may be held out.
+        validation: Validation examples; None if the source has none.
+        test: Test examples; None if the source has none.
+        class_names: Names of the classes, in the order of their numbers; empty if the source has no names.
+        notes: Facts for the plan and the report, such as the names of the arrays that were read.
+    """
+
+    name: str
+    train: Part
+    validation: Part | None = None
+    test: Part | None = None
+    class_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()

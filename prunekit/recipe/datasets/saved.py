@@ -9,11 +9,11 @@ import numpy as np
 
 from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.datasets.fingerprint import fingerprint, fingerprint_notes
-from prunekit.recipe.datasets.opened import Opened
 from prunekit.recipe.datasets.parts import (
     READ_AT_ONCE,
     Arrays,
     Labels,
+    Opened,
     Part,
     flat,
     labels_of,

@@ -9,9 +9,8 @@ from prunekit.delivery.reports.formatting import clean, count, sparsity
 from prunekit.delivery.reports.metrics import Metric
 from prunekit.recipe.datasets.data import DataSummary, summary
 from prunekit.recipe.run.preparation import prepare, settled_recipe
-from prunekit.recipe.settings.schema import Step
+from prunekit.recipe.settings.schema import Step, described
 from prunekit.recipe.state.models import source_notes
-from prunekit.recipe.state.summary import described
 from prunekit.recipe.steps.step_handler import PlannedStep, PlannedTarget, handler_of
 from prunekit.recipe.text.loader import located
 from prunekit.sparsity.bounds import Bounds

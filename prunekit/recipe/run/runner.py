@@ -36,13 +36,13 @@ from prunekit.recipe.state.directory import (
     check_run,
     clear_up,
     is_finished,
+    read_report,
     run_directory,
     standing_at,
     unfinished,
 )
 from prunekit.recipe.state.models import check_model_file, load_model, load_weights
 from prunekit.recipe.state.progress import Listener, Progress
-from prunekit.recipe.state.read_report import read_report
 from prunekit.recipe.state.replicas import distributed
 from prunekit.recipe.steps.expectations import failure_text
 from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe, located

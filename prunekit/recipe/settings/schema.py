@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from prunekit.delivery.reports.formatting import clean
 from prunekit.recipe.settings.compile_fields import Compile
 from prunekit.recipe.settings.data_source import DataSource
 from prunekit.recipe.settings.fields import Listed, Name, Settings, Text, refusal, shown, unknown, with_path
@@ -133,6 +134,27 @@ class Recipe(Settings):
         sources = {"model": self.model, "data": self.data}
         found = [f"{part}: {source.factory}" for part, source in sources.items() if source and source.factory]
         return (*found, *(f"compile: {factory}" for factory in (self.compile.factories if self.compile else ())))
+
+
+def source_text(recipe: Recipe, part: str) -> str | None:
+    """Returns the source of the `part` "model" or "data" as text, or None if the recipe names no source."""
+    source = getattr(recipe, part)
+    if source is None:
+        return None
+    if isinstance(source, ModelSource):
+        return clean(source.text)
+    value = getattr(source, source.kind)
+    return clean(f"{source.kind} {value if isinstance(value, str) else 'files'}")
+
+
+def step_text(step: Step) -> str:
+    """Returns a step as one line of text."""
+    return f"{step.kind}: {described(step)}"
+
+
+def described(step: Step) -> str:
+    """Returns a step as one line of text, without its kind."""
+    return clean(step.settings.text())
 
 
 def register_step(kind: StepKind) -> StepKind:

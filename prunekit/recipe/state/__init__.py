@@ -1,7 +1,6 @@
 """What the steps of a run work on, and how it survives an interruption.
 
 - `models`: builds or loads the model
-- `summary`: a recipe in words
 - `progress`: tells a listener
 - `replica_state`: state of each replica
 - `interruption`: Ctrl-C
@@ -9,8 +8,7 @@
 - `compile_settings`: optimizer, losses and metrics
 - `run_inputs`: model, data and settings
 - `run_state`: what is saved and restored whole
-- `directory`: run directories
-- `read_report`: the report of a run directory
+- `directory`: run directories, and their reports
 - `checkpoint`: the state at the end of an epoch or step
 - `export_samples`: examples that compare files
 - `stages`: files that are timed at the end

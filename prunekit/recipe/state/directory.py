@@ -4,6 +4,7 @@ The temporary name is kept after an interruption: `runs/mine.unfinished` becomes
 """
 
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -11,6 +12,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from prunekit.core.runtime import partial_files
 from prunekit.core.runtime.partial_files import LOCK, UNFINISHED, write_problem
@@ -21,6 +23,7 @@ MODEL = "model.keras"
 EXPORTS = "exports"
 REPORT = "report.json"
 PAGE = "report.html"
+LARGEST_REPORT = 1 << 26
 CONTENTS = frozenset({MODEL, EXPORTS, REPORT, PAGE, LOCK})
 # Endings of the files in the folder of exports.
 _EXPORTED = frozenset({".keras", ".tflite"})
@@ -318,3 +321,21 @@ def _is_running(process: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def read_report(directory: str | os.PathLike[str]) -> Any:
+    """Returns the values in a run's report.json, which is read as an untrusted file.
+
+    Raises:
+        RecipeError: The file is too large, or not JSON.
+        OSError: The file cannot be read.
+    """
+    path = Path(directory) / REPORT
+    with path.open("rb") as file:
+        raw = file.read(LARGEST_REPORT + 1)
+    if len(raw) > LARGEST_REPORT:
+        raise RecipeError(f"{path}: expected a report of at most {LARGEST_REPORT:,} bytes; this file is larger.")
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"{path}: not a report, or damaged: {error}.") from error

@@ -17,8 +17,7 @@ from prunekit.recipe.datasets import data as data_module
 from prunekit.recipe.run.preparation import settled_recipe
 from prunekit.recipe.settings.fields import nearest, shown
 from prunekit.recipe.settings.schema import Recipe, Variable
-from prunekit.recipe.state.directory import LOCK, REPORT, check_output, check_run, unfinished
-from prunekit.recipe.state.read_report import read_report
+from prunekit.recipe.state.directory import LOCK, REPORT, check_output, check_run, read_report, unfinished
 from prunekit.recipe.sweep import workers
 from prunekit.recipe.sweep.sweep_process import NOT_MET, Ending, Task
 from prunekit.recipe.sweep.workers import Jobs
