@@ -18,9 +18,10 @@ from prunekit.recipe.state.checkpoint import Checkpoints, CheckpointState
 from prunekit.recipe.state.compile_settings import accuracy_name
 from prunekit.recipe.state.models import rebuilt_model
 from prunekit.recipe.state.progress import Listener, Progress, metric_texts
+from prunekit.recipe.state.run_log import CurrentStep
 from prunekit.recipe.state.run_state import RunState
 from prunekit.recipe.state.stages import StageFiles
-from prunekit.recipe.state.workspace import CurrentStep, Workspace
+from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.steps.step_handler import StepResult, handler_of
 from prunekit.techniques.pruning.training.held_masks import masks_of_zeros
 

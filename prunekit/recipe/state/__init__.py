@@ -12,7 +12,9 @@
 - `checkpoint`: the state at the end of an epoch or step
 - `export_samples`: examples that compare files
 - `stages`: files that are timed at the end
-- `workspace`: what steps share
+- `run_log`: notes and progress
+- `training`: fits and evaluates
+- `workspace`: what steps share: model and masks
 
 Design
 
