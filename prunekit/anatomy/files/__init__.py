@@ -12,5 +12,5 @@ recipe is checked without importing Keras.
 
 Each kind of user file is opened in one module: models by `model_files`, archives by `archives`, arrays by
 `recipe/datasets/npy.py` and `idx`, images, CSV files and saved data sets by modules of `recipe/datasets/`, reports by
-`recipe/state/read_report.py`. A test lists these modules, and SECURITY.md states the limits.
+`recipe/state/directory.py`. A test lists these modules, and SECURITY.md states the limits.
 """

@@ -74,7 +74,7 @@ class Shrink(StepSettings):
     criterion: Annotated[str | Configured, registered(CRITERIA)] = "auto"
     reduction: Reduction = "mean"
     normalize: bool = True
-    allocation: Literal["auto"] | ChannelAllocation = "auto"
+    allocation: Literal["auto", ChannelAllocation] = "auto"
     minimum: Count = 1
     multiple: Count = 1
     include: WeightPatterns = ()
