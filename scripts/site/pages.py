@@ -33,6 +33,7 @@ EXTENSION_POINTS = [
     "prunekit.core.statistics.statistics.TrainingCollector",
     "prunekit.sparsity.allocation.Allocation",
     "prunekit.techniques.pruning.masks.policy.MaskPolicy",
+    "prunekit.recipe.settings.step_base.StepSettings",
     "prunekit.recipe.steps.step_handler.StepHandler",
     "prunekit.recipe.settings.schema.register_step",
     "prunekit.sparsity.shorthands",

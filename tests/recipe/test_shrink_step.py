@@ -60,7 +60,7 @@ MISTAKES = {
     "learning rate": ("shrink: {macs: 0.5, learning_rate: 0.1}", "8:40", "'learning_rate' needs 'epochs_per_round'"),
     "examples": (
         "shrink: {macs: 0.5, repair: none, examples: 64}",
-        "8:52",
+        "8:49",
         "'examples' needs 'repair', or a criterion",
     ),
     "another word": (
