@@ -70,7 +70,7 @@ FAMILY = {
 def test_tfmot_trains_as_the_original_at_every_step(setting, times):
     build, optimizer, (kind, arguments, options), wrapping, ours = setting
     old, new = twins(build, getattr(theirs, kind)(*arguments, **options), optimizer, **wrapping)
-    callback = pk.PruningCallback(getattr(pk, kind)(*arguments, **options), policy="tfmot", **ours)
+    callback = pk.PruningCallback(getattr(pk.schedules, kind)(*arguments, **options), policy="tfmot", **ours)
     rows_old, rows_new = fit_both(old, new, callback, times)
     assert len(rows_old) == len(rows_new) > 10
     for (event, masks_old, weights_old), (_, masks_new, weights_new) in zip(rows_old, rows_new, strict=True):
