@@ -109,6 +109,15 @@ def latencies_of_few_turns(monkeypatch):
     monkeypatch.setattr("prunekit.recipe.state.stages._SECONDS", 0.0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def empty_pages(request):
+    """Runs write an empty page in the short suite: its figures take half a second, and most tests read the report."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--short"):
+            patch.setattr("prunekit.recipe.run.runner.render_html", lambda report: "")
+        yield
+
+
 @pytest.fixture
 def perceptron():
     """A built two-layer perceptron, 8 -> 16 -> 4, not compiled."""

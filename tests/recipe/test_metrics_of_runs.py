@@ -8,6 +8,7 @@ import pytest
 from backends import BACKEND
 from tiny_recipes import recipe
 
+from prunekit.delivery.pages.html_report import render_html
 from prunekit.delivery.reports.report_sections import exports, metrics, pictures, steps
 from prunekit.delivery.reports.run_report import RunReport
 from prunekit.delivery.reports.sweeps import SweepReport, SweptPoint, swept_point
@@ -81,7 +82,7 @@ def test_the_tables_and_the_picture_of_a_regression_name_the_metric(regression):
 
 
 def test_the_page_of_a_regression_draws_the_metric(regression):
-    page = (regression[2] / "report.html").read_text()
+    page = render_html(regression[0].report)
     assert "validation MAE" in page and "MAE before pruning" in page
     assert "ccuracy" not in page
 

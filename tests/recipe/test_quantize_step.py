@@ -6,6 +6,7 @@ import pytest
 from tiny_recipes import Stop, prune, recipe, told
 
 from prunekit.anatomy.files.digests import model_digest
+from prunekit.delivery.pages.html_report import render_html
 from prunekit.recipe.run.runner import compress, plan, verify
 from prunekit.recipe.text.loader import RecipeError, load_recipe
 from prunekit.techniques.quantize.grids.grids import Granularity, IntegerFormat
@@ -89,7 +90,7 @@ def test_a_run_writes_the_integer_file_and_measures_it(pairs, tmp_path):
     )
     assert abs(simulated - before) < 0.1 and abs(in_file - simulated) < 0.1
     assert len(found["Quantized weights"]["rows"]) == 3
-    page = (tmp_path / "run" / "report.html").read_text()
+    page = render_html(result.report)
     assert all(f"<b>{title}</b>" in page for title in ("Error of each weight", "Range of each tensor"))
     assert ">integer file</text>" in page and "litert-integer: 0." in page
 
@@ -193,7 +194,7 @@ def test_bits_are_chosen_for_a_budget_and_named_in_plan_and_report(pairs, tmp_pa
     assert (tmp_path / "run" / "exports" / "model-mixed.tflite").is_file()
     chosen = sections_of(result, 0)["Bits of each weight"]["rows"]
     assert {row[-2] for row in chosen} == {"4", "8"}
-    page = (tmp_path / "run" / "report.html").read_text()
+    page = render_html(result.report)
     assert "<b>Error against bytes</b>" in page
 
 

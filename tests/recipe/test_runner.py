@@ -13,6 +13,7 @@ from tiny_recipes import COMPILE, ONE_SHOT, WHOLE, prune, recipe, zeros
 from prunekit.anatomy.cost.inspection import inspect
 from prunekit.anatomy.files.digests import model_digest, weight_arrays
 from prunekit.core.runtime import environment
+from prunekit.delivery.pages.html_report import render_html
 from prunekit.delivery.reports.run_report import RunReport
 from prunekit.recipe.run.runner import ExpectationError, compress, verify
 from prunekit.recipe.state import progress as progress_module
@@ -48,6 +49,7 @@ def whole(tmp_path_factory):
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr(progress_module, "_PAUSE", 0.0)
+        patch.setattr("prunekit.recipe.run.runner.render_html", render_html)
         result = compress(WHOLE, model, (pair, pair), folder / "run", progress=seen.append)
     return result, seen, printed.getvalue()
 
