@@ -7,6 +7,8 @@ import shutil
 import tempfile
 import zipfile
 
+from networks import dense_network
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 if os.environ.get("KERAS_BACKEND") == "torch":
@@ -121,13 +123,7 @@ def empty_pages(request):
 @pytest.fixture
 def perceptron():
     """A built two-layer perceptron, 8 -> 16 -> 4, not compiled."""
-    return keras.Sequential(
-        [
-            keras.Input((8,)),
-            keras.layers.Dense(16, activation="relu", name="hidden"),
-            keras.layers.Dense(4, name="logits"),
-        ]
-    )
+    return dense_network(8, hidden=16, logits=4)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from command_lines import assert_mistake
+from networks import dense_network
 
 
 class TestInspectGroups:
@@ -55,13 +56,9 @@ class TestInspectGroups:
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """A small model in a file."""
-    import keras
 
     path = tmp_path_factory.mktemp("models") / "net.keras"
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(8, name="hidden"), keras.layers.Dense(4, name="out")]
-    )
+    model = dense_network(8, activation=None, seed=1, hidden=8, out=4)
     model.compile("adam", "mse")
     model.save(path)
     return path

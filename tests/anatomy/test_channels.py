@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from architectures import ARCHITECTURES
 from keras import layers, ops
+from networks import sequential
 
 from prunekit.anatomy.channels.channel_axes import blocks, components, split_axis
 from prunekit.anatomy.channels.channels import find_channels
@@ -38,9 +39,7 @@ def test_a_dense_layer_its_bias_and_the_next_kernel_shrink_together(perceptron):
 
 
 def test_flatten_maps_each_channel_to_all_its_places():
-    model = keras.Sequential(
-        [keras.Input((3, 2, 1)), layers.Conv2D(4, 1, name="conv"), layers.Flatten(), layers.Dense(2, name="head")]
-    )
+    model = sequential((3, 2, 1), layers.Conv2D(4, 1, name="conv"), layers.Flatten(), layers.Dense(2, name="head"))
     group = groups_of(model)["conv"]
     rows = next(member.channels for member in group.members if member.weight == "head/kernel")
     np.testing.assert_array_equal(rows.reshape(6, 4), np.tile(group.channels, (6, 1)))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from backends import PRECISIONS, tensorflow_only
 from keras import layers as L
+from networks import sequential
 
 import prunekit as pk
 from prunekit.anatomy.cost.inspection import Event, Report, WeightRow, inspect
@@ -17,14 +18,12 @@ pytestmark = pytest.mark.every_backend(cases=0)
 
 
 def small():
-    model = keras.Sequential(
-        [
-            keras.Input((6, 6, 2)),
-            L.Conv2D(4, 3, name="conv"),
-            L.BatchNormalization(name="bn"),
-            L.Flatten(),
-            L.Dense(3, name="logits"),
-        ],
+    model = sequential(
+        (6, 6, 2),
+        L.Conv2D(4, 3, name="conv"),
+        L.BatchNormalization(name="bn"),
+        L.Flatten(),
+        L.Dense(3, name="logits"),
         name="small",
     )
     for weight in weights_in(model):

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as L
+from networks import sequential
 
 import prunekit as pk
 from prunekit.anatomy.layers import layers as table
@@ -26,16 +27,14 @@ def reasons(model, include=(), exclude=()):
 
 
 def small_cnn():
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 3)),
-            L.Conv2D(4, 3, name="conv_1"),
-            L.BatchNormalization(name="bn_1"),
-            L.DepthwiseConv2D(3, name="depthwise_1"),
-            L.Flatten(name="flatten"),
-            L.Dropout(0.5, name="dropout"),
-            L.Dense(5, name="logits"),
-        ],
+    return sequential(
+        (8, 8, 3),
+        L.Conv2D(4, 3, name="conv_1"),
+        L.BatchNormalization(name="bn_1"),
+        L.DepthwiseConv2D(3, name="depthwise_1"),
+        L.Flatten(name="flatten"),
+        L.Dropout(0.5, name="dropout"),
+        L.Dense(5, name="logits"),
         name="small_conv_net",
     )
 
@@ -171,14 +170,12 @@ def test_subclassed_models_are_searched_through_attributes_lists_and_dicts():
 
 
 def test_recurrent_layers_own_the_kernels_of_their_cell():
-    model = keras.Sequential(
-        [
-            keras.Input((5, 2)),
-            L.Bidirectional(L.GRU(3, return_sequences=True, name="gru"), name="both"),
-            L.RNN([L.LSTMCell(2, name="one"), L.LSTMCell(3, name="two")], return_sequences=True, name="stack"),
-            L.TimeDistributed(L.Dense(4, name="inner"), name="each"),
-            L.LSTM(2, name="lstm"),
-        ]
+    model = sequential(
+        (5, 2),
+        L.Bidirectional(L.GRU(3, return_sequences=True, name="gru"), name="both"),
+        L.RNN([L.LSTMCell(2, name="one"), L.LSTMCell(3, name="two")], return_sequences=True, name="stack"),
+        L.TimeDistributed(L.Dense(4, name="inner"), name="each"),
+        L.LSTM(2, name="lstm"),
     )
     assert names(model) == [
         "both/forward_gru/kernel",

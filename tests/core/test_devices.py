@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from backends import BACKEND, tensorflow_only
+from networks import sequential
 
 import prunekit as pk
 
@@ -42,14 +43,12 @@ def gpu_found():
 
 def network():
     keras.utils.set_random_seed(9)
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            keras.layers.Conv2D(8, 3, activation="relu", name="conv"),
-            keras.layers.Flatten(),
-            keras.layers.Dense(32, "tanh", name="hidden"),
-            keras.layers.Dense(4, name="logits"),
-        ]
+    return sequential(
+        (8, 8, 1),
+        keras.layers.Conv2D(8, 3, activation="relu", name="conv"),
+        keras.layers.Flatten(),
+        keras.layers.Dense(32, "tanh", name="hidden"),
+        keras.layers.Dense(4, name="logits"),
     )
 
 

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as L
+from networks import sequential
 
 from prunekit.core.statistics.input_scale import scale_problem
 
@@ -15,9 +16,7 @@ IMAGES = np.random.default_rng(0).random(size=(32, 6, 6, 1)).astype("float32")
 def convolutions(*before, trained=True):
     """Returns a network whose batch normalization has the statistics of images with values in [0, 1]."""
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [keras.Input((6, 6, 1)), *before, L.Conv2D(4, 3, name="conv"), L.BatchNormalization(name="norm", momentum=0.0)]
-    )
+    model = sequential((6, 6, 1), *before, L.Conv2D(4, 3, name="conv"), L.BatchNormalization(name="norm", momentum=0.0))
     if trained:
         model(IMAGES if not before else IMAGES * 255, training=True)
     return model

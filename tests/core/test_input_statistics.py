@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from networks import sequential
 
 from prunekit.anatomy.layers.targets import find_targets
 from prunekit.core.statistics.input_statistics import InputMoments
@@ -24,13 +25,11 @@ def images():
 @pytest.fixture(scope="module")
 def network():
     keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [
-            keras.Input((5, 6, 3)),
-            layers.Conv2D(4, 3, padding="same", activation="relu", name="conv"),
-            layers.Flatten(),
-            layers.Dense(5, name="dense"),
-        ]
+    return sequential(
+        (5, 6, 3),
+        layers.Conv2D(4, 3, padding="same", activation="relu", name="conv"),
+        layers.Flatten(),
+        layers.Dense(5, name="dense"),
     )
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from backends import tensorflow_only
 from keras import ops
+from networks import sequential
 
 from prunekit.anatomy.layers.targets import find_targets
 from prunekit.core.runtime import backend
@@ -17,9 +18,7 @@ INPUTS, LABELS = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
 @pytest.fixture
 def model():
     keras.utils.set_random_seed(0)
-    made = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(2), keras.layers.BatchNormalization(name="norm", momentum=0.5)]
-    )
+    made = sequential((3,), keras.layers.Dense(2), keras.layers.BatchNormalization(name="norm", momentum=0.5))
     made.compile("sgd", "mse")
     return made
 

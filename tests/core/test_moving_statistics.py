@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from networks import sequential
 
 import prunekit as pk
 from prunekit.core.data import moving_statistics
@@ -14,17 +15,15 @@ L = keras.layers
 
 def normalized_network(inputs, channels=24):
     """Two batch normalizations whose moving statistics are those of the inputs, and weights that keep signals apart."""
-    model = keras.Sequential(
-        [
-            keras.Input(inputs.shape[1:]),
-            L.Dense(channels, name="first"),
-            L.BatchNormalization(momentum=0.0, epsilon=1e-6, name="one"),
-            L.ReLU(),
-            L.Dense(channels, use_bias=False, name="second"),
-            L.BatchNormalization(momentum=0.0, epsilon=1e-6, name="two"),
-            L.ReLU(),
-            L.Dense(5, name="last"),
-        ]
+    model = sequential(
+        inputs.shape[1:],
+        L.Dense(channels, name="first"),
+        L.BatchNormalization(momentum=0.0, epsilon=1e-6, name="one"),
+        L.ReLU(),
+        L.Dense(channels, use_bias=False, name="second"),
+        L.BatchNormalization(momentum=0.0, epsilon=1e-6, name="two"),
+        L.ReLU(),
+        L.Dense(5, name="last"),
     )
     model(inputs, training=True)
     return model

@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 from backends import BACKEND
+from networks import sequential
 
 from prunekit.core.runtime.random_state import random_state, restore_random_state
 
@@ -12,9 +13,7 @@ pytestmark = pytest.mark.every_backend
 
 
 def network():
-    return keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dropout(0.5, seed=3), keras.layers.Dense(2), keras.layers.GaussianNoise(1.0)]
-    )
+    return sequential((8,), keras.layers.Dropout(0.5, seed=3), keras.layers.Dense(2), keras.layers.GaussianNoise(1.0))
 
 
 def output(model, inputs):

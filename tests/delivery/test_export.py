@@ -11,6 +11,7 @@ import pytest
 from backends import BACKEND, tensorflow_only
 from exported_networks import identity, left_in, mobile_network, prune
 from keras import layers
+from networks import sequential
 from sklearn.datasets import load_digits
 
 from prunekit.delivery.litert import litert, probe
@@ -45,17 +46,15 @@ def trained(digits):
 
 
 def digits_network():
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            layers.Conv2D(8, 3, padding="same", activation="relu"),
-            layers.BatchNormalization(),
-            layers.Conv2D(16, 1, activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dense(64, activation="relu"),
-            layers.Dense(10, activation="softmax"),
-        ]
+    return sequential(
+        (8, 8, 1),
+        layers.Conv2D(8, 3, padding="same", activation="relu"),
+        layers.BatchNormalization(),
+        layers.Conv2D(16, 1, activation="relu"),
+        layers.MaxPooling2D(),
+        layers.Flatten(),
+        layers.Dense(64, activation="relu"),
+        layers.Dense(10, activation="softmax"),
     )
 
 

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as L
+from networks import sequential
 from without_prunekit import outputs_in_folder
 
 import prunekit as pk
@@ -195,14 +196,12 @@ def test_groups_of_at_most_4_bits_are_int4_layers_with_exactly_the_weights(bits,
 
 
 def test_groups_that_keras_does_not_have_stay_in_floating_point(tmp_path):
-    model = keras.Sequential(
-        [
-            keras.Input((6, 20)),
-            L.Conv1D(4, 6, name="conv"),
-            L.EinsumDense("abc,dc->abd", (1, 40), name="inputs_last"),
-            L.Flatten(),
-            L.Dense(3, name="out"),
-        ]
+    model = sequential(
+        (6, 20),
+        L.Conv1D(4, 6, name="conv"),
+        L.EinsumDense("abc,dc->abd", (1, 40), name="inputs_last"),
+        L.Flatten(),
+        L.Dense(3, name="out"),
     )
     inputs = numbers(8, 6, 20)
     bits = {"out": 4, "inputs_last": 4, "conv": 4}
@@ -216,9 +215,7 @@ def test_groups_that_keras_does_not_have_stay_in_floating_point(tmp_path):
 
     keras.utils.set_random_seed(1)
     last = L.EinsumDense("abc,dc->abd", (6, 4), name="inputs_last")
-    model = keras.Sequential(
-        [keras.Input((6, 40)), last, L.Dense(20, name="few"), L.Dense(40, name="wide"), L.Dense(3)]
-    )
+    model = sequential((6, 40), last, L.Dense(20, name="few"), L.Dense(40, name="wide"), L.Dense(3))
     bits = {"inputs_last": 4, "few": 4, "wide": 8}
     exported = pk.quantize(model, numbers(8, 6, 40), bits=bits, **options).export(tmp_path / "model.keras")
     reason = "Keras has groups with at most 4 bits, in Dense, Embedding, and EinsumDense with its inputs first"

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as L
+from networks import sequential
 
 import prunekit as pk
 from prunekit.delivery.litert.litert_graph import LiteRTGraph
@@ -13,15 +14,13 @@ pytestmark = pytest.mark.one_backend
 
 def network():
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((12, 12, 3)),
-            L.Conv2D(16, 3, activation="relu", name="first"),
-            L.Conv2D(16, 3, activation="relu", name="second"),
-            L.GlobalAveragePooling2D(name="pool"),
-            L.Dense(32, activation="relu", name="hidden"),
-            L.Dense(10, name="head"),
-        ]
+    model = sequential(
+        (12, 12, 3),
+        L.Conv2D(16, 3, activation="relu", name="first"),
+        L.Conv2D(16, 3, activation="relu", name="second"),
+        L.GlobalAveragePooling2D(name="pool"),
+        L.Dense(32, activation="relu", name="hidden"),
+        L.Dense(10, name="head"),
     )
     return model, np.random.default_rng(0).normal(size=(64, 12, 12, 3)).astype("float32")
 

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import run_reports
+from networks import dense_network
 
 import prunekit as pk
 from prunekit.anatomy.records.sections import Column, Section
@@ -25,10 +26,7 @@ HOSTILE = "<script>alert(1)</script>&"
 
 @pytest.fixture(scope="module")
 def model():
-    keras.utils.set_random_seed(1)
-    return keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(6, "relu", name="hidden"), keras.layers.Dense(3, name="logits")]
-    )
+    return dense_network(8, seed=1, hidden=6, logits=3)
 
 
 @pytest.fixture(scope="module")

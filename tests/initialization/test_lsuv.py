@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from networks import sequential
 from reinitialized_models import kernels
 
 import prunekit as pk
@@ -30,14 +31,12 @@ class Skipping(keras.Model):
 
 
 def images():
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 3)),
-            layers.Conv2D(8, 3, activation="relu", name="conv"),
-            layers.SeparableConv2D(8, 3, activation="relu", name="separable"),
-            layers.Flatten(),
-            layers.Dense(10, "softmax", name="logits"),
-        ]
+    return sequential(
+        (8, 8, 3),
+        layers.Conv2D(8, 3, activation="relu", name="conv"),
+        layers.SeparableConv2D(8, 3, activation="relu", name="separable"),
+        layers.Flatten(),
+        layers.Dense(10, "softmax", name="logits"),
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from networks import sequential
 
 import prunekit as pk
 from prunekit.initialization import initializers
@@ -172,9 +173,7 @@ def test_layers_before_the_first_kernel_only_prepare_data(batch):
 
 
 def test_nothing_in_the_model_changes(batch):
-    model = keras.Sequential(
-        [keras.Input((16,)), layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(2)]
-    )
+    model = sequential((16,), layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(2))
     before = [variable.numpy() for variable in model.variables]
     state = dict(vars(model.layers[0]))
     reports = [signal_report(model, batch) for _ in range(2)]

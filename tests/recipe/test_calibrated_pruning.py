@@ -1,8 +1,8 @@
 """One-shot steps of recipes that read calibration data: repairs, criteria, allocations, number of examples."""
 
-import keras
 import numpy as np
 import pytest
+from networks import dense_network
 
 import prunekit as pk
 from prunekit.core.data import synthetic_inputs
@@ -19,14 +19,7 @@ def data():
 
 
 def network():
-    keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [
-            keras.Input((12,)),
-            keras.layers.Dense(24, activation="relu", name="hidden"),
-            keras.layers.Dense(2, name="head"),
-        ]
-    )
+    return dense_network(12, seed=0, hidden=24, head=2)
 
 
 def recipe(step):

@@ -2,10 +2,10 @@
 
 import json
 
-import keras
 import numpy as np
 import outside_extensions
 import pytest
+from networks import dense_network
 from recipe_documents import recipe
 
 from prunekit.recipe.run.plan import plan
@@ -32,9 +32,7 @@ def document(*steps):
 
 
 def network():
-    keras.utils.set_random_seed(5)
-    layers = [keras.layers.Dense(16, activation="relu", name="hidden"), keras.layers.Dense(4, name="logits")]
-    return keras.Sequential([keras.Input((8,)), *layers])
+    return dense_network(8, seed=5, hidden=16, logits=4)
 
 
 def masks_of(model):

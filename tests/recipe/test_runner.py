@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from backends import BACKEND, tensorflow_only
+from networks import dense_network
 from tiny_recipes import COMPILE, ONE_SHOT, WHOLE, prune, recipe, zeros
 
 from prunekit.anatomy.cost.inspection import inspect
@@ -40,9 +41,7 @@ def saved(model, path):
 def whole(tmp_path_factory):
     """One run of every kind of step: its result, its progress, and what it printed."""
     folder = tmp_path_factory.mktemp("whole")
-    keras.utils.set_random_seed(20)
-    layers = [keras.layers.Dense(16, activation="relu", name="hidden"), keras.layers.Dense(4, name="logits")]
-    model = keras.Sequential([keras.Input((8,)), *layers])
+    model = dense_network(8, seed=20, hidden=16, logits=4)
     rng = np.random.default_rng(3)
     pair = rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
     seen = []
@@ -171,9 +170,7 @@ def test_what_one_step_pruned_holds_while_another_prunes_other_weights(perceptro
 
 
 def test_weights_pruned_to_the_last_one_stay_zero(pairs):
-    model = keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(1, name="narrow"), keras.layers.Dense(4, name="out")]
-    )
+    model = dense_network(8, activation=None, narrow=1, out=4)
     all_of_it = {
         "prune": {"sparsity": 0.95, "include": ["narrow"], "keep_one": False, "allocation": "uniform", "repair": "none"}
     }

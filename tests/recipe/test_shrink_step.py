@@ -6,6 +6,7 @@ import typing
 import keras
 import numpy as np
 import pytest
+from networks import sequential
 from shrink_recipes import network, shapes, shrink
 from tiny_recipes import Stop, prune, recipe, told, zeros
 
@@ -334,14 +335,12 @@ def test_masks_of_grouped_convolutions_and_of_replaced_layers_are_cut():
     keras.utils.set_random_seed(1)
     layers = keras.layers
     inner = keras.Sequential([layers.Conv2D(8, 3, padding="same", activation="relu", name="one")], name="inner")
-    model = keras.Sequential(
-        [
-            keras.Input((6, 6, 2)),
-            inner,
-            layers.Conv2D(8, 3, groups=2, padding="same", name="grouped"),
-            layers.GlobalAveragePooling2D(name="pool"),
-            layers.Dense(3, name="logits"),
-        ]
+    model = sequential(
+        (6, 6, 2),
+        inner,
+        layers.Conv2D(8, 3, groups=2, padding="same", name="grouped"),
+        layers.GlobalAveragePooling2D(name="pool"),
+        layers.Dense(3, name="logits"),
     )
     pruned = {"prune": {"sparsity": 0.5, "criterion": "random", "allocation": "uniform", "repair": "none"}}
     seen = []

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as L
+from networks import sequential
 
 import prunekit as pk
 from prunekit.anatomy.records.reports import Choice
@@ -184,9 +185,7 @@ class Doubled(L.Dense):
 def test_a_layer_without_a_formula_is_pruned_by_magnitude_and_the_others_are_repaired():
     def build():
         keras.utils.set_random_seed(0)
-        return keras.Sequential(
-            [keras.Input((8,)), L.Dense(16, name="first"), Doubled(16, name="own"), L.Dense(4, name="head")]
-        )
+        return sequential((8,), L.Dense(16, name="first"), Doubled(16, name="own"), L.Dense(4, name="head"))
 
     model, dense = build(), build()
     report = pk.prune(model, 0.5, inputs(), include=["first", "own", "head"])

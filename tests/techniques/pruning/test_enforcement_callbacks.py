@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from backends import BACKEND
 from held_zeros import LOSS, RISE, Spy, assert_pristine, expected, kernels, zeros
+from networks import dense_network
 
 from prunekit.sparsity.schedules import ConstantSparsity
 from prunekit.techniques.pruning.training.callbacks import PruningCallback
@@ -93,10 +94,7 @@ def test_a_run_that_broke_is_resumed_in_a_new_model_and_ends_as_one_that_did_not
                 raise RuntimeError("the machine is gone")
 
     def fit(*callbacks):
-        keras.utils.set_random_seed(7)
-        model = keras.Sequential(
-            [keras.Input((8,)), keras.layers.Dense(16, name="hidden"), keras.layers.Dense(4, name="logits")]
-        )
+        model = dense_network(8, activation=None, seed=7, hidden=16, logits=4)
         model.compile("adam", LOSS(from_logits=True))
         pruning = PruningCallback(RISE, allocation="uniform")
         error = None

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from backends import BACKEND, sync_model_state
+from networks import dense_network
 
 import prunekit as pk
 from prunekit.anatomy.files.digests import weight_arrays
@@ -17,10 +18,7 @@ TENSORFLOW = pytest.mark.skipif(BACKEND != "tensorflow", reason="tape loops are 
 
 
 def network(sparsity=0.5):
-    keras.utils.set_random_seed(5)
-    model = keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(12, "tanh", name="hidden"), keras.layers.Dense(4, name="head")]
-    )
+    model = dense_network(8, activation="tanh", seed=5, hidden=12, head=4)
     model.compile(keras.optimizers.Adam(0.01, clipnorm=1.0), "mse")
     if sparsity:
         pk.prune(model, sparsity, allocation="uniform")

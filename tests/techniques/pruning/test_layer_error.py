@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-from keras import layers, ops
+from keras import ops
+from networks import dense_network
 
 import prunekit as pk
 from prunekit.anatomy.layers.targets import find_targets
@@ -17,15 +18,7 @@ from prunekit.techniques.pruning.policies.layer_error import GRID, LayerErrorAll
 
 @pytest.fixture(scope="module")
 def network():
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((12,)),
-            layers.Dense(30, activation="relu", name="wide"),
-            layers.Dense(20, activation="relu", name="middle"),
-            layers.Dense(4, name="head"),
-        ]
-    )
+    model = dense_network(12, seed=0, wide=30, middle=20, head=4)
     x = np.random.default_rng(0).normal(size=(300, 12)) @ np.random.default_rng(1).normal(size=(12, 12))
     x = x.astype("float32")
     targets, _ = find_targets(model)

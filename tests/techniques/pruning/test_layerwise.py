@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from networks import dense_network
 
 import prunekit as pk
 from prunekit.techniques.pruning.policies.sparsegpt import SparseGPT
@@ -135,10 +136,7 @@ def test_biases_take_the_mean_and_moving_statistics_follow(x):
 
 
 def test_a_layer_is_fitted_to_its_former_outputs_from_the_inputs_it_receives_now(x):
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [keras.Input((12,)), layers.Dense(20, activation="relu", name="first"), layers.Dense(6, name="second")]
-    )
+    model = dense_network(12, seed=0, first=20, second=6)
     flat = x.reshape(-1, 12)
     wanted = ops.convert_to_numpy(model(flat))
     pk.prune(model, 0.5, flat, criterion="output_error", allocation="uniform")

@@ -1,22 +1,20 @@
 """Weights that the pattern does not fit are an error, or are left out by name."""
 
-import keras
 import pytest
 from keras import layers
+from networks import dense_network, sequential
 
 import prunekit as pk
 
 
 @pytest.fixture
 def model():
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 3)),
-            layers.Conv2D(8, 3, name="first"),
-            layers.Conv2D(8, 3, name="second"),
-            layers.GlobalAveragePooling2D(),
-            layers.Dense(2, name="head"),
-        ]
+    return sequential(
+        (8, 8, 3),
+        layers.Conv2D(8, 3, name="first"),
+        layers.Conv2D(8, 3, name="second"),
+        layers.GlobalAveragePooling2D(),
+        layers.Dense(2, name="head"),
     )
 
 
@@ -44,8 +42,7 @@ def test_a_pattern_that_fits_no_weight_is_an_error(model):
 
 
 def test_a_sparsity_that_the_pattern_lacks_is_the_error_also_where_the_last_weight_does_not_fit():
-    layers = [keras.layers.Dense(7, name="first"), keras.layers.Dense(4, name="last")]
-    model = keras.Sequential([keras.Input((8,)), *layers])
+    model = dense_network(8, activation=None, first=7, last=4)
     with pytest.raises(ValueError, match="it ends at sparsity 0.5"):
         pk.prune(model, 0.75, pattern="2:4", misfits="skip", allocation="uniform")
 

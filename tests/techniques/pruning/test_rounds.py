@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from backends import training_step
+from networks import dense_network
 
 import prunekit as pk
 from prunekit.techniques.pruning.after_training.rounds import RewindPoint, round_sparsities
@@ -162,9 +163,7 @@ def test_rounds_need_a_function_and_an_optimizer(perceptron):
 
 @pytest.mark.every_backend(cases=0)
 def test_an_override_is_reached_in_the_last_round_in_proportion_to_the_sparsity():
-    model = keras.Sequential(
-        [keras.Input((6,)), keras.layers.Dense(20, name="first"), keras.layers.Dense(5, name="linear")]
-    )
+    model = dense_network(6, activation=None, first=20, linear=5)
     model.compile("sgd", "mse")
     zeros = []
 

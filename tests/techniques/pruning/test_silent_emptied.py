@@ -5,6 +5,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+from networks import dense_network
 
 import prunekit as pk
 from prunekit.recipe.run.plan import plan
@@ -22,9 +23,7 @@ SPARED = (
 @pytest.fixture
 def headed():
     """8 -> 8 -> 1: 0.95 of the head's 8 weights is all of them."""
-    return keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(8, "relu", name="hidden"), keras.layers.Dense(1, name="head")]
-    )
+    return dense_network(8, hidden=8, head=1)
 
 
 def kept(model, name="head"):

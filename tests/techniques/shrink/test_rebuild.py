@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from architectures import ARCHITECTURES, inputs_of, randomize
+from networks import sequential
 from removed_channels import arrays, difference, drawn, outputs_with, zeroed
 
 import prunekit as pk
@@ -78,12 +79,10 @@ def test_the_given_model_stays_as_it_was(name):
 
 
 def test_names_types_and_frozen_layers_carry_over():
-    model = keras.Sequential(
-        [
-            keras.Input((6,)),
-            keras.layers.Dense(8, "relu", name="one", kernel_regularizer="l2", dtype="mixed_bfloat16"),
-            keras.layers.Dense(3, name="two"),
-        ],
+    model = sequential(
+        (6,),
+        keras.layers.Dense(8, "relu", name="one", kernel_regularizer="l2", dtype="mixed_bfloat16"),
+        keras.layers.Dense(3, name="two"),
         name="small",
     )
     model.get_layer("one").trainable = False

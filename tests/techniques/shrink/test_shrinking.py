@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from architectures import ARCHITECTURES, randomize
 from keras import layers
+from networks import sequential
 from removed_channels import arrays, difference, small_cnn
 
 import prunekit as pk
@@ -378,9 +379,7 @@ def test_zeros_lie_on_grids_so_that_a_quantized_model_is_pruned_without_repair(d
 
 @pytest.mark.every_backend
 def test_weights_that_are_replaced_anyway_are_not_drawn(monkeypatch):
-    model = keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(6, kernel_initializer="he_normal"), keras.layers.Dense(2)]
-    )
+    model = sequential((8,), keras.layers.Dense(6, kernel_initializer="he_normal"), keras.layers.Dense(2))
     drawn, call = [], keras.initializers.VarianceScaling.__call__
     monkeypatch.setattr(
         keras.initializers.VarianceScaling, "__call__", lambda *args, **kwargs: drawn.append(1) or call(*args, **kwargs)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
+from networks import sequential
 
 from prunekit.training_tools.gradients.custom_gradients import straight_through, with_gradient
 
@@ -78,9 +79,7 @@ def test_a_network_of_signs_learns_only_with_straight_through():
 
     def train(activation):
         keras.utils.set_random_seed(3)
-        model = keras.Sequential(
-            [keras.Input((6,)), keras.layers.Dense(32, activation=activation), keras.layers.Dense(1, "sigmoid")]
-        )
+        model = sequential((6,), keras.layers.Dense(32, activation=activation), keras.layers.Dense(1, "sigmoid"))
         before = model.layers[0].kernel.numpy()
         model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy")
         model.fit(x, y, epochs=60, batch_size=64, verbose=0)

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from networks import sequential
 
 from prunekit.training_tools.gradients.diagnosis import diagnose
 
@@ -80,9 +81,7 @@ def test_only_the_branch_that_is_cut_is_blamed(samples):
 
 
 def test_layers_inside_layers_are_named_by_their_path(samples):
-    block = keras.Sequential(
-        [keras.Input((16,)), layers.Dense(16, name="inner"), operation(ops.sign, "sign")], name="block"
-    )
+    block = sequential((16,), layers.Dense(16, name="inner"), operation(ops.sign, "sign"), name="block")
     found = verdicts(diagnose(network(block), cross_entropy, *samples))
     assert found["block/inner/kernel"] == ("zero", "block/sign")
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from intercepted_models import compiled, data, network
 from keras import layers
+from networks import sequential
 
 import prunekit as pk
 from prunekit.anatomy.layers.model_weights import places
@@ -220,9 +221,7 @@ def test_gradients_of_rows_that_were_looked_up_arrive_whole():
 
 
 def test_masks_travel_on():
-    model = keras.Sequential(
-        [keras.Input((4,)), layers.Embedding(5, 3, mask_zero=True, name="rows"), layers.LSTM(2, name="lstm")]
-    )
+    model = sequential((4,), layers.Embedding(5, 3, mask_zero=True, name="rows"), layers.LSTM(2, name="lstm"))
     x = np.array([[1, 2, 0, 0], [3, 0, 0, 0]])
     expected = model(x)
     with pytest.warns(UserWarning), intercepting(model, {"rows": tf.identity, "lstm": tf.identity}):
@@ -232,9 +231,7 @@ def test_masks_travel_on():
 
 def test_mixed_precision_hands_on_half_precision_times_the_scale_of_the_loss():
     policy = keras.DTypePolicy("mixed_float16")
-    model = keras.Sequential(
-        [keras.Input((5,)), layers.Dense(6, name="hidden", dtype=policy), layers.Dense(3, name="last")]
-    )
+    model = sequential((5,), layers.Dense(6, name="hidden", dtype=policy), layers.Dense(3, name="last"))
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=1024.0)
     model.compile(optimizer, "mse", jit_compile=False)
     x, y = data("float32")

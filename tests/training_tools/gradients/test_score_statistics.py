@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from backends import tensorflow_only
 from keras import ops
+from networks import sequential
 
 from prunekit.anatomy.layers.targets import find_targets
 from prunekit.core.statistics.statistics import Collectors
@@ -59,12 +60,10 @@ class Network:
 
 def model_of(activation="softmax", **options):
     layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((3,)),
-            layers.Dense(4, "tanh", use_bias=False, name="first"),
-            layers.Dense(2, activation, use_bias=False, name="second"),
-        ]
+    model = sequential(
+        (3,),
+        layers.Dense(4, "tanh", use_bias=False, name="first"),
+        layers.Dense(2, activation, use_bias=False, name="second"),
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=activation is None)
     model.compile("sgd", **{"loss": loss, **options})
@@ -114,9 +113,7 @@ def test_gradient_flow_is_exact_with_layer_normalization():
     import tensorflow as tf
 
     layers = keras.layers
-    model = keras.Sequential(
-        [keras.Input((3,)), layers.Dense(4), layers.LayerNormalization(), layers.Dense(2, "softmax")]
-    )
+    model = sequential((3,), layers.Dense(4), layers.LayerNormalization(), layers.Dense(2, "softmax"))
     model.compile("sgd", "sparse_categorical_crossentropy")
     found = collected(model, "gradient_flow", (INPUTS, LABELS))
     variables = [model.layers[0].kernel, model.layers[2].kernel]
@@ -140,13 +137,11 @@ def test_gradient_flow_is_exact_with_layer_normalization():
 @pytest.mark.one_backend
 def test_gradient_flow_of_weights_before_batch_normalization_follows_from_their_scale():
     layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((3,)),
-            layers.Dense(4, use_bias=False, name="first"),
-            layers.BatchNormalization(epsilon=1e-9),
-            layers.Dense(2, "softmax"),
-        ]
+    model = sequential(
+        (3,),
+        layers.Dense(4, use_bias=False, name="first"),
+        layers.BatchNormalization(epsilon=1e-9),
+        layers.Dense(2, "softmax"),
     )
     model.compile("sgd", "sparse_categorical_crossentropy")
     (flow,) = collected(model, "gradient_flow", (INPUTS, LABELS), include=["first"])
@@ -159,12 +154,10 @@ def test_gradient_flow_of_weights_before_batch_normalization_follows_from_their_
 @pytest.mark.one_backend
 def test_the_gradient_contains_that_of_regularizers(model):
     plain = collected(model, "gradient", (INPUTS, LABELS))
-    regularized = keras.Sequential(
-        [
-            keras.Input((3,)),
-            keras.layers.Dense(4, "tanh", use_bias=False, kernel_regularizer=keras.regularizers.L2(0.5)),
-            keras.layers.Dense(2, "softmax", use_bias=False),
-        ]
+    regularized = sequential(
+        (3,),
+        keras.layers.Dense(4, "tanh", use_bias=False, kernel_regularizer=keras.regularizers.L2(0.5)),
+        keras.layers.Dense(2, "softmax", use_bias=False),
     )
     regularized.compile("sgd", "sparse_categorical_crossentropy")
     regularized.set_weights(model.get_weights())
@@ -238,14 +231,12 @@ def test_gauss_newton_of_a_squared_error_is_that_of_the_outputs():
 
 def test_synflow_is_the_gradient_of_the_summed_outputs_of_magnitudes():
     layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((3,)),
-            layers.Dense(4, use_bias=False, name="first"),
-            layers.BatchNormalization(),
-            layers.PReLU(),
-            layers.Dense(2, "softmax", name="second"),
-        ]
+    model = sequential(
+        (3,),
+        layers.Dense(4, use_bias=False, name="first"),
+        layers.BatchNormalization(),
+        layers.PReLU(),
+        layers.Dense(2, "softmax", name="second"),
     )
     normalization = model.layers[1]
     normalization.moving_variance.assign([1.0, 4.0, 0.25, 9.0])

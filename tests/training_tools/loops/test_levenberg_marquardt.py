@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from networks import sequential
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
 from prunekit.techniques.pruning.training.pruner import Pruner
@@ -41,9 +42,7 @@ def curve():
 
 def perceptron(inputs=3, hidden=12, outputs=2):
     keras.utils.set_random_seed(4)
-    return keras.Sequential(
-        [keras.Input((inputs,)), keras.layers.Dense(hidden, "tanh"), keras.layers.Dense(outputs, name="out")]
-    )
+    return sequential((inputs,), keras.layers.Dense(hidden, "tanh"), keras.layers.Dense(outputs, name="out"))
 
 
 def regression(examples=40, inputs=3, outputs=2):
