@@ -45,9 +45,7 @@ NETWORKS = {"LSTM": (two_lstms, 2), "Bidirectional": (both_directions, 2), "GRU"
 def network(block, shape=(LENGTH, FEATURES)):
     keras.utils.set_random_seed(0)
     x = keras.Input(shape, name="x")
-    model = keras.Model(x, L.Dense(3, name="out")(block(x)))
-    randomize(model)
-    return model
+    return randomize(keras.Model(x, L.Dense(3, name="out")(block(x))))
 
 
 def inputs(count=48):
@@ -176,8 +174,7 @@ def test_all_values_of_a_gate_may_be_zero(tmp_path):
 
 def test_a_layer_that_is_called_twice_has_kernels_of_4_bits_once_and_reads_and_computes_integers(tmp_path):
     x, lstm = keras.Input((LENGTH, FEATURES), name="x"), L.LSTM(FEATURES, return_sequences=True, name="lstm")
-    model = keras.Model(x, L.GRU(3, name="gru")(lstm(lstm(x))))
-    randomize(model)
+    model = randomize(keras.Model(x, L.GRU(3, name="gru")(lstm(lstm(x)))))
     quantized = pk.quantize(model, inputs(), bits=4, full_integer=True)
     made = quantized.export(tmp_path / "twice.tflite", integer_io=("inputs", "outputs"))
     graph = graph_of_file(tmp_path / "twice.tflite")

@@ -30,8 +30,7 @@ LAYERS = {
 def network(name):
     shape, layer, kind = LAYERS[name]
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input(shape, dtype="int32" if kind == "GATHER" else "float32"), layer()])
-    randomize(model)
+    model = randomize(keras.Sequential([keras.Input(shape, dtype="int32" if kind == "GATHER" else "float32"), layer()]))
     rng = np.random.default_rng(0)
     data = rng.integers(0, 7, (8, *shape)) if kind == "GATHER" else rng.normal(size=(8, *shape)).astype("float32")
     return model, data, kind
@@ -112,8 +111,7 @@ def test_a_normalization_is_folded_and_weights_with_few_inputs_keep_one_scale(tm
         L.GlobalAveragePooling2D(),
         L.Dense(8, name="head"),
     ]
-    model = keras.Sequential([keras.Input((10, 10, 3)), *layers])
-    randomize(model)
+    model = randomize(keras.Sequential([keras.Input((10, 10, 3)), *layers]))
     data = np.random.default_rng(0).normal(size=(32, 10, 10, 3)).astype("float32")
     found = pk.quantize(model, data, bits=4, activation_bits="float", group_size=SIZE)
     exported = found.export(tmp_path / "w.tflite")

@@ -25,9 +25,7 @@ def network(*layers, shape=(8, 8, 3)):
     x = y = keras.Input(shape)
     for layer in layers:
         y = layer(y)
-    model = keras.Model(x, y)
-    randomize(model)
-    return model
+    return randomize(keras.Model(x, y))
 
 
 def residual():
@@ -37,18 +35,14 @@ def residual():
     y = L.Conv2D(3, 3, padding="same", activation="relu6")(x)
     y = L.ReLU()(L.Add()([L.Conv2D(3, 1)(y), y]))
     y = L.Concatenate()([L.AveragePooling2D(2)(y), L.MaxPooling2D(2)(y)])
-    model = keras.Model(x, L.Dense(4)(L.GlobalAveragePooling2D()(y)))
-    randomize(model)
-    return model
+    return randomize(keras.Model(x, L.Dense(4)(L.GlobalAveragePooling2D()(y))))
 
 
 def attention():
     """A model with a product of two tensors."""
     keras.utils.set_random_seed(0)
     x = keras.Input((4, 5))
-    model = keras.Model(x, L.Dense(3)(ops.matmul(x, ops.swapaxes(x, 1, 2))))
-    randomize(model)
-    return model
+    return randomize(keras.Model(x, L.Dense(3)(ops.matmul(x, ops.swapaxes(x, 1, 2)))))
 
 
 def mixed():
@@ -56,9 +50,7 @@ def mixed():
     keras.utils.set_random_seed(0)
     x = keras.Input((12,))
     y = L.Dense(6)(x)
-    model = keras.Model(x, L.Dense(3)(L.Concatenate()([L.Activation("tanh")(y), y])))
-    randomize(model)
-    return model
+    return randomize(keras.Model(x, L.Dense(3)(L.Concatenate()([L.Activation("tanh")(y), y]))))
 
 
 # Names -> (model, largest difference that the kernels explain, in steps).
@@ -126,8 +118,7 @@ def test_tensors_are_as_near_to_the_simulation_as_kernels_of_16_bits_are(name, t
 )
 def test_architectures_are_written_with_16_bits(name, tmp_path):
     keras.utils.set_random_seed(0)
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     made = quantized(model, activation_ranges="minmax")[0].export(tmp_path / "m.tflite")
     assert made.tensors and not any(one.is_too_large for one in made.tensors)
     assert max(one.allowed for one in made.tensors) <= (22 if name == "transformer_encoder" else 2)

@@ -45,8 +45,7 @@ def made(model, inputs, folder, weights=8):
 def architecture(name):
     """Returns a model with random weights, and inputs."""
     keras.utils.set_random_seed(0)
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     return model, inputs_of(model, examples=8)
 
 
@@ -118,8 +117,7 @@ def test_operations_that_compute_several_outputs_are_those_of_their_layers(tmp_p
 def test_zeros_of_a_pruned_kernel_are_zeros_in_the_file(bits, tmp_path):
     x = keras.Input((8, 8, 3), name="x")
     conv, dense = L.Conv2D(4, 3, name="conv"), L.Dense(5, name="dense")
-    model = keras.Model(x, dense(L.Flatten()(L.BatchNormalization()(conv(x)))))
-    randomize(model)
+    model = randomize(keras.Model(x, dense(L.Flatten()(L.BatchNormalization()(conv(x))))))
     for layer in (conv, dense):
         kernel = np.array(layer.kernel)
         kernel[np.random.default_rng(0).random(kernel.shape) < 0.7] = 0.0
@@ -193,8 +191,7 @@ def test_a_kernel_inside_a_layer_that_stays_whole_gets_the_grid_that_it_needs(na
     }
     x = keras.Input((6, 6, 3), name="x")
     y = Whole(functions[name])(L.Conv2D(4, 3, name="conv")(x))
-    model = keras.Model(x, L.Conv2D(2, 1, name="head")(y))
-    randomize(model)
+    model = randomize(keras.Model(x, L.Conv2D(2, 1, name="head")(y)))
     inputs = inputs_of(model, examples=8)
     file, placement, formats, grids = made(model, inputs, tmp_path)
     _, (found,) = run(file, model, inputs)

@@ -15,8 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.fixture(scope="module")
 def quantized():
     keras.utils.set_random_seed(0)
-    model = ARCHITECTURES["multi_output"]()
-    randomize(model)
+    model = randomize(ARCHITECTURES["multi_output"]())
     return pk.quantize(model, inputs_of(model, examples=16))
 
 
@@ -131,8 +130,7 @@ def test_files_with_inputs_of_open_size_are_checked_at_the_size_of_the_samples(s
         y = L.Conv1D(4, 3)(L.Cropping1D(1)(L.Conv1D(4, 5, strides=2, activation="relu")(x)))
     else:
         y = L.Conv2DTranspose(4, 3, strides=2)(L.Conv2D(4, 3)(L.Cropping2D(1)(L.Conv2D(4, 5, strides=2)(x))))
-    model = keras.Model(x, y)
-    randomize(model)
+    model = randomize(keras.Model(x, y))
     images = np.random.default_rng(1).normal(size=(4, *(20 if one is None else one for one in shape)))
     done = pk.quantize(model, images.astype("float32"), activation_bits=bits, misfits="error")
     assert done.export(tmp_path / "m.tflite").largest_difference <= 1

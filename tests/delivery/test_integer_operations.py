@@ -95,8 +95,7 @@ def between(function, shape, *, head=True):
     keras.utils.set_random_seed(0)
     x = keras.Input(shape, name="x")
     y = function(L.Dense(shape[-1], name="stem")(x) if len(shape) == 1 else _convolution(shape)(x))
-    model = keras.Model(x, L.Dense(3, name="head")(L.Flatten()(y)) if head else y)
-    randomize(model)
+    model = randomize(keras.Model(x, L.Dense(3, name="head")(L.Flatten()(y)) if head else y))
     return model, np.random.default_rng(1).normal(size=(16, *shape)).astype("float32")
 
 

@@ -28,8 +28,7 @@ def network(length):
     y = L.DepthwiseConv1D(3, padding="same", activation="relu")(L.Conv1D(6, 3, padding="same")(x))
     y = L.Conv1D(6, 3, padding="causal", dilation_rate=2)(L.MaxPooling1D(2)(y))
     y = L.SeparableConv1D(4, 3)(L.ZeroPadding1D((1, 0))(y))
-    model = keras.Model(x, L.Dense(3)(L.GlobalAveragePooling1D()(y)))
-    randomize(model)
+    model = randomize(keras.Model(x, L.Dense(3)(L.GlobalAveragePooling1D()(y))))
     return model, np.random.default_rng(1).normal(size=(8, length or 12, 4)).astype("float32")
 
 
@@ -56,8 +55,7 @@ def test_sequences_of_open_length_stay_images_too(tmp_path):
 def test_a_tensor_that_is_an_output_too_keeps_its_shape(tmp_path):
     x = keras.Input((12, 4), name="x")
     y = L.Conv1D(6, 3, name="a")(x)
-    model = keras.Model(x, [y, L.Conv1D(2, 3, name="b")(y)])
-    randomize(model)
+    model = randomize(keras.Model(x, [y, L.Conv1D(2, 3, name="b")(y)]))
     inputs = np.random.default_rng(1).normal(size=(8, 12, 4)).astype("float32")
     done, kinds = exported(model, inputs, tmp_path / "m.tflite")
     assert kinds.count("EXPAND_DIMS") == 1
@@ -70,8 +68,7 @@ def test_no_file_computes_the_shape_of_a_reshape(bits, tmp_path):
     x = keras.Input((6, 6, 3), name="x")
     y = L.Dense(5, activation="relu")(L.Reshape((4, 12))(L.Conv2D(3, 3)(x)))
     z = L.Flatten()(y)
-    model = keras.Model(x, [L.Dense(3)(z), L.Reshape((2, 10))(z)])
-    randomize(model)
+    model = randomize(keras.Model(x, [L.Dense(3)(z), L.Reshape((2, 10))(z)]))
     inputs = np.random.default_rng(1).normal(size=(8, 6, 6, 3)).astype("float32")
     done = pk.quantize(model, inputs, activation_bits=bits)
     done.export(tmp_path / "m.tflite", data=inputs)

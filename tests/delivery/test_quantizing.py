@@ -31,9 +31,7 @@ def network():
     x = keras.Input((8, 8, 3), name="x")
     y = L.Conv2D(8, 3, activation="relu", name="conv")(x)
     y = L.DepthwiseConv2D(3, activation="relu", name="depthwise")(y)
-    model = keras.Model(x, L.Dense(6, name="head")(L.Flatten(name="flat")(y)))
-    randomize(model)
-    return model
+    return randomize(keras.Model(x, L.Dense(6, name="head")(L.Flatten(name="flat")(y))))
 
 
 def outputs_of(path, inputs) -> np.ndarray:
@@ -111,8 +109,7 @@ def test_other_architectures_have_files_of_8_bits(name, tmp_path):
 
 def test_the_file_of_a_model_with_a_fixed_batch_size_is_compared(tmp_path):
     x = keras.Input(batch_shape=(4, 6), name="x")
-    model = keras.Model(x, L.Dense(4, name="only")(x))
-    randomize(model)
+    model = randomize(keras.Model(x, L.Dense(4, name="only")(x)))
     data = np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
     export = pk.quantize(model, [data[:4], data[4:8], data[8:12]]).export(tmp_path / "m.tflite")
     assert export.largest_difference <= 1

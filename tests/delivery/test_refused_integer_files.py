@@ -27,8 +27,7 @@ def normalized():
 @pytest.fixture
 def small():
     """(model, inputs) of a Dense layer."""
-    model = stack((6,), L.Dense(4, name="only"))
-    randomize(model)
+    model = randomize(stack((6,), L.Dense(4, name="only")))
     return model, inputs_of(model, examples=16)
 
 
@@ -229,8 +228,7 @@ def test_quantizing_returns_the_same_model_that_keras_loads_alone(small, tmp_pat
 @pytest.mark.parametrize("bits", [8, 4])
 def test_an_excluded_layer_between_two_others_computes_in_floating_point(bits, tmp_path):
     dense = [L.Dense(32, activation="relu", name=name) for name in "ab"]
-    model = stack((16,), *dense, L.Dense(3, name="c"))
-    randomize(model)
+    model = randomize(stack((16,), *dense, L.Dense(3, name="c")))
     done = pk.quantize(model, inputs_of(model, examples=16), exclude="b", bits=bits)
     found = done.export(tmp_path / "m.tflite")
     assert [one.name for one in done.left_float] == ["b"]
@@ -238,8 +236,7 @@ def test_an_excluded_layer_between_two_others_computes_in_floating_point(bits, t
 
 
 def test_a_tensor_that_is_zero_on_the_data_keeps_the_bias_of_the_layer_behind(tmp_path):
-    model = stack((6,), L.Dense(5, activation="relu"), L.Dense(3))
-    randomize(model)
+    model = randomize(stack((6,), L.Dense(5, activation="relu"), L.Dense(3)))
     with pytest.warns(UserWarning, match="all values are the same"):
         done = pk.quantize(model, np.zeros((8, 6), "float32"), bits=4)
     assert done.export(tmp_path / "m.tflite").largest_difference <= 1
@@ -253,8 +250,7 @@ def test_tensors_that_the_converter_shuffles_are_noted(tmp_path):
 
 
 def test_weights_in_half_precision_lie_on_their_grids(tmp_path):
-    model = stack((16,), L.Dense(8, dtype="float16", activation="relu"), L.Dense(3, dtype="float16"))
-    randomize(model)
+    model = randomize(stack((16,), L.Dense(8, dtype="float16", activation="relu"), L.Dense(3, dtype="float16")))
     done = pk.quantize(model, inputs_of(model, examples=16))
     done.state.check_unchanged()
     for weight in done.state.placement.weights():
@@ -293,8 +289,7 @@ def test_an_interruption_in_the_report_leaves_the_model_as_it_was(monkeypatch):
 
 @pytest.mark.parametrize("size", [1e-12, 1.0, 10.0])
 def test_a_relu6_behind_results_of_any_size_is_exact(size, tmp_path):
-    model = stack((8, 8, 3), L.Conv2D(4, 3, name="conv"), L.ReLU(6.0), L.GlobalAveragePooling2D())
-    randomize(model)
+    model = randomize(stack((8, 8, 3), L.Conv2D(4, 3, name="conv"), L.ReLU(6.0), L.GlobalAveragePooling2D()))
     conv = model.get_layer("conv")
     for variable in (conv.kernel, conv.bias):
         variable.assign(np.array(variable) * size)

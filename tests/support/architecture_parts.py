@@ -36,7 +36,7 @@ def inputs_of(model, seed=0, examples=3):
 
 
 def randomize(model, seed=0):
-    """Gives every weight random values under which it contributes to the outputs."""
+    """Gives every weight random values under which it contributes to the outputs. Returns the model."""
     rng = np.random.default_rng(seed)
     # `weights` leaves out the states of seed generators, `variables` does not.
     for weight in model.weights:
@@ -47,6 +47,7 @@ def randomize(model, seed=0):
         else:
             values = rng.normal(size=weight.shape) * 0.3
         weight.assign(values)
+    return model
 
 
 def fan_in(kernel):

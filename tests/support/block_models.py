@@ -19,8 +19,7 @@ def relative_change(model, other, inputs):
 
 def built(name):
     """An architecture with random weights, and inputs."""
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     return model, inputs_of(model, seed=1, examples=6)
 
 

@@ -14,8 +14,7 @@ INT8, INT4 = 9, 17
 def made(name, examples=32):
     """Returns an architecture with random weights, and inputs."""
     keras.utils.set_random_seed(0)
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     return model, inputs_of(model, examples=examples)
 
 

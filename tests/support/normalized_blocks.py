@@ -13,9 +13,7 @@ def network(block, shape=SHAPE):
     keras.utils.set_random_seed(0)
     x = keras.Input(shape, name="x")
     y = block(L.Dense(8, name="first")(x))
-    model = keras.Model(x, L.Dense(3, name="last")(L.GlobalAveragePooling1D()(y)))
-    randomize(model)
-    return model
+    return randomize(keras.Model(x, L.Dense(3, name="last")(L.GlobalAveragePooling1D()(y))))
 
 
 def inputs(count=64):

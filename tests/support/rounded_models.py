@@ -22,8 +22,7 @@ def assert_bit_identical(model, before):
 def made(name, examples=12):
     """Returns an architecture with random weights, and calibration data."""
     keras.utils.set_random_seed(0)
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     data = inputs_of(model, examples=examples)
     return model, (data, None) if isinstance(data, list | tuple) else data
 
@@ -31,9 +30,7 @@ def made(name, examples=12):
 def pair():
     """Returns a model of two Dense layers with a ReLU between, with random weights."""
     x = keras.Input((6,), name="x")
-    model = keras.Model(x, L.Dense(3, name="head")(L.Dense(8, activation="relu", name="hidden")(x)))
-    randomize(model)
-    return model
+    return randomize(keras.Model(x, L.Dense(3, name="head")(L.Dense(8, activation="relu", name="hidden")(x))))
 
 
 def correlated(shape, examples=256, rank=4, seed=3):

@@ -80,8 +80,7 @@ def assert_close(found, expected, tolerance):
 def made(name):
     """Returns an architecture with random weights, and inputs."""
     keras.utils.set_random_seed(0)
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     return model, inputs_of(model)
 
 

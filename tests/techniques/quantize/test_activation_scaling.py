@@ -49,8 +49,7 @@ def before_attention(seed=0):
     keras.utils.set_random_seed(seed)
     x = keras.Input((6, 16))
     y = L.LayerNormalization(name="norm")(x)
-    model = keras.Model(x, L.MultiHeadAttention(2, 8, name="attention")(y, y))
-    randomize(model, seed)
+    model = randomize(keras.Model(x, L.MultiHeadAttention(2, 8, name="attention")(y, y)), seed)
     large = np.where(np.arange(16) % 8 == 0, 30.0, 1.0)
     model.get_layer("norm").gamma.assign(ops.convert_to_numpy(model.get_layer("norm").gamma) * large)
     for one in model.weights:
@@ -88,8 +87,7 @@ def test_the_nearest_values_after_it_are_nearer_to_the_float_model(made, bits):
 @pytest.mark.parametrize("name", ["einsum", "mobilenetv2", "separable", "grouped", "nested", "transformer_encoder"])
 def test_the_outputs_of_architectures_stay(name):
     keras.utils.set_random_seed(0)
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     data = inputs_of(model, examples=6)
     selection = selected(model)
     widths = dict.fromkeys(selection.targets, 4)

@@ -130,8 +130,7 @@ def test_zeros_of_a_pruned_matrix_stay_zeros():
     ids=["convolution", "groups", "depthwise", "dense", "equation"],
 )
 def test_the_error_of_a_layer_is_that_of_its_outputs_after_the_factors_are_applied(reader):
-    model = stack((8, 8, 3), L.Conv2D(4, 3, activation="relu", name="first"), reader)
-    randomize(model)
+    model = randomize(stack((8, 8, 3), L.Conv2D(4, 3, activation="relu", name="first"), reader))
     images, (scaling,) = inputs_of(model), rescalable(place(model))
     inner = keras.Model(model.input, model.get_layer("first").output)
     (target,) = find_targets(model, "reader/kernel")[0]

@@ -173,8 +173,7 @@ def test_bits_go_to_weights_by_their_exact_names():
 def test_outputs_that_are_infinite_by_themselves_have_not_changed():
     x = keras.Input((6,))
     y = L.Dense(4, name="head")(L.Dense(8, name="body")(x))
-    model = keras.Model(x, keras.ops.where(np.array([True, True, True, False]), y, -np.inf))
-    randomize(model)
+    model = randomize(keras.Model(x, keras.ops.where(np.array([True, True, True, False]), y, -np.inf)))
     data = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
     choice = choose_bits(model, data, budget=10**6)
     assert all(0 < row.errors[1] < row.errors[0] < 1 for row in choice.weights)
@@ -241,8 +240,7 @@ def test_an_error_in_evaluate_leaves_the_model_as_it_was():
 )
 def test_every_kind_of_model_has_a_table(name):
     keras.utils.set_random_seed(0)
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     data = inputs_of(model, examples=4)
     former = variables_of(model)
     choice = choose_bits(model, (data, None) if isinstance(data, list | tuple) else data, budget=10**9)

@@ -25,9 +25,7 @@ def network():
     x = keras.Input((6, 6, 2), name="x")
     y = L.Conv2D(4, 3, activation="relu", name="conv")(x)
     z = L.Concatenate(name="joined")([L.MaxPooling2D(name="pooled")(y), L.Conv2D(3, 3, name="down")(y)])
-    model = keras.Model(x, L.Dense(3, activation="softmax", name="head")(L.Flatten(name="flat")(z)))
-    randomize(model)
-    return model
+    return randomize(keras.Model(x, L.Dense(3, activation="softmax", name="head")(L.Flatten(name="flat")(z))))
 
 
 def batches(count=3, scale=1.0):
@@ -152,8 +150,7 @@ class Checked(GridRounding):
 
 @pytest.mark.parametrize("name", ["mlp", "separable"])
 def test_every_tensor_lies_on_its_grid(name):
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     placement, inputs, formats = place(model), inputs_of(model), Formats()
     rounding = Checked(formats, calibrated(model, placement, [inputs], formats.activations, MinMax()))
     with simulating(placement, rounding):
@@ -164,8 +161,7 @@ def test_every_tensor_lies_on_its_grid(name):
 @pytest.mark.short(cases=5)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_more_bits_are_nearer_to_the_model(name):
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     inputs, placement = inputs_of(model, examples=8), place(model)
 
     def outputs():

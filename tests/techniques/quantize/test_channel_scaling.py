@@ -21,8 +21,7 @@ pytestmark = pytest.mark.every_backend
 @pytest.mark.short(cases=12)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_outputs_of_architectures_stay_as_they_are(name):
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     inputs = inputs_of(model)
     before = outputs_of(model, inputs)
     multiply_all(model)
@@ -36,8 +35,7 @@ def test_outputs_stay_with_factors_that_are_rounded(name):
 
 @pytest.mark.parametrize("name", ["conv1d", "densenet", "permute"])
 def test_outputs_in_training_stay_as_they_are(name):
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     inputs = inputs_of(model)
     before = outputs_of(model, inputs, training=True)
     multiply_all(model)
@@ -46,8 +44,7 @@ def test_outputs_in_training_stay_as_they_are(name):
 
 @pytest.mark.parametrize("name", ["einsum", "separable", "grouped", "transposed", "mobilenetv2", "rms_norm", "prelu"])
 def test_the_tensors_themselves_are_multiplied(name):
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     inputs, scalings = inputs_of(model), rescalable(place(model))
     watched = keras.Model(model.input, [one.producer.outputs[0] for one in scalings])
     before = outputs_of(watched, inputs)

@@ -126,8 +126,7 @@ def test_ranges_on_both_sides_of_each_channel_become_equal(make):
 @pytest.mark.short(cases=12)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_outputs_of_architectures_stay_and_a_second_time_changes_nothing(name):
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     inputs = inputs_of(model)
     before = outputs_of(model, inputs)
     found = equalized(place(model))
@@ -144,8 +143,7 @@ def test_outputs_of_architectures_stay_and_a_second_time_changes_nothing(name):
 def test_several_readers_count_by_their_largest_range():
     x = keras.Input((5,))
     y = L.Dense(6, name="first")(x)
-    model = keras.Model(x, [L.Dense(3, name="one")(y), L.Dense(4, name="two")(y)])
-    randomize(model)
+    model = randomize(keras.Model(x, [L.Dense(3, name="one")(y), L.Dense(4, name="two")(y)]))
     for name, rows in (("one", [9, 1, 9, 1, 9, 1]), ("two", [1, 9, 1, 9, 1, 9])):
         kernel = model.get_layer(name).kernel
         kernel.assign(ops.convert_to_numpy(kernel) * np.array(rows)[:, None])
@@ -178,8 +176,7 @@ def test_zeros_stay_zeros_and_channels_without_a_range_stay_as_they_are():
 
 
 def test_a_channel_with_nearly_no_weights_gets_a_bounded_factor():
-    model = dense_pair()
-    randomize(model)
+    model = randomize(dense_pair())
     kernel = np.array(ops.convert_to_numpy(model.get_layer("first").kernel))
     kernel[:, 0] *= 1e-20
     model.get_layer("first").kernel.assign(kernel)
@@ -189,8 +186,7 @@ def test_a_channel_with_nearly_no_weights_gets_a_bounded_factor():
 
 
 def test_half_precision_does_not_overflow():
-    model = dense_pair(dtype="mixed_float16")
-    randomize(model)
+    model = randomize(dense_pair(dtype="mixed_float16"))
     first = model.get_layer("first")
     kernel, bias = np.array(ops.convert_to_numpy(first.kernel)), np.array(ops.convert_to_numpy(first.bias))
     kernel[:, :8] *= 1e-6

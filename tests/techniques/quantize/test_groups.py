@@ -27,9 +27,7 @@ def values(tensor):
 
 def network(*layers, shape=(40,), seed=0):
     keras.utils.set_random_seed(seed)
-    model = keras.Sequential([keras.Input(shape), *layers], name="net")
-    randomize(model)
-    return model
+    return randomize(keras.Sequential([keras.Input(shape), *layers], name="net"))
 
 
 def inputs_for(model, examples=64):

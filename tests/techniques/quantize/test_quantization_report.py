@@ -66,9 +66,7 @@ def two_inputs(as_dictionary):
     keras.utils.set_random_seed(0)
     a, b = keras.Input((3,), name="a"), keras.Input((2,), name="b")
     y = L.Concatenate(name="joined")([L.Dense(4, name="left")(a), L.Dense(4, name="right")(b)])
-    model = keras.Model({"a": a, "b": b} if as_dictionary else [a, b], L.Dense(2, name="head")(y))
-    randomize(model)
-    return model
+    return randomize(keras.Model({"a": a, "b": b} if as_dictionary else [a, b], L.Dense(2, name="head")(y)))
 
 
 @pytest.mark.every_backend

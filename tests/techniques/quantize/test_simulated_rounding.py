@@ -20,8 +20,7 @@ def normalized(units=3, **options):
     """Returns (model, Dense, BatchNormalization, inputs): the normalization is folded into the layer."""
     x = keras.Input((5,), name="x")
     dense, norm = L.Dense(units, **options), L.BatchNormalization(momentum=0.5, name="norm")
-    model = keras.Model(x, norm(dense(x)))
-    randomize(model)
+    model = randomize(keras.Model(x, norm(dense(x))))
     return model, dense, norm, np.random.default_rng(1).normal(size=(6, 5)).astype("float32")
 
 

@@ -50,8 +50,7 @@ REWRITTEN = {
 @pytest.mark.parametrize("name", REWRITTEN)
 def test_operations_that_kernels_compute_in_another_way_have_the_same_results(name):
     x = keras.Input((4,), name="x")
-    model = keras.Model(x, REWRITTEN[name](x))
-    randomize(model)
+    model = randomize(keras.Model(x, REWRITTEN[name](x)))
     inputs = np.random.default_rng(0).normal(size=(16, 4)).astype("float32") * 3
     placement, passing = place(model), Passing()
     with simulating(placement, passing):
@@ -164,8 +163,7 @@ def test_other_dtypes(policy):
     x = keras.Input((8, 8, 3))
     y = L.Conv2D(4, 3, use_bias=False, dtype=policy)(x)
     y = L.ReLU(dtype=policy)(L.BatchNormalization(dtype=policy)(y))
-    model = keras.Model(x, L.Dense(2, dtype=policy)(L.GlobalAveragePooling2D(dtype=policy)(y)))
-    randomize(model)
+    model = randomize(keras.Model(x, L.Dense(2, dtype=policy)(L.GlobalAveragePooling2D(dtype=policy)(y))))
     inputs, passing = inputs_of(model), Passing()
     expected = outputs_of(model, inputs)
     with simulating(place(model), passing):
@@ -215,8 +213,7 @@ MASKED = {
 @pytest.mark.parametrize("name", MASKED)
 def test_masks_reach_the_layers_behind(name):
     x = keras.Input((4,), dtype="int32")
-    model = keras.Model(x, MASKED[name](L.Embedding(10, 3, mask_zero=True)(x)))
-    randomize(model)
+    model = randomize(keras.Model(x, MASKED[name](L.Embedding(10, 3, mask_zero=True)(x))))
     tokens = np.array([[1, 2, 0, 0], [3, 4, 5, 0]], "int32")
     expected = outputs_of(model, tokens)
     with simulating(place(model), Passing()):
@@ -226,8 +223,7 @@ def test_masks_reach_the_layers_behind(name):
 def test_losses_of_outputs_are_added_once():
     x = keras.Input((4, 3))
     y = L.Bidirectional(L.LSTM(4, activity_regularizer="l2"), name="both")(x)
-    model = keras.Model(x, L.Dense(1, activity_regularizer="l2")(y))
-    randomize(model)
+    model = randomize(keras.Model(x, L.Dense(1, activity_regularizer="l2")(y)))
     model.compile(keras.optimizers.SGD(0.0), "mse")
     inputs, labels = inputs_of(model), np.zeros((3, 1), "float32")
     expected = model.train_on_batch(inputs, labels)

@@ -29,8 +29,7 @@ def network(kind="dense", seed=0):
     """Returns a model with random weights and correlated calibration data."""
     keras.utils.set_random_seed(seed)
     shape, layers = layers_of(kind)
-    model = stack(shape, *layers)
-    randomize(model)
+    model = randomize(stack(shape, *layers))
     rng = np.random.default_rng(seed)
     size = int(np.prod(shape))
     data = rng.normal(size=(256, 8)) @ rng.normal(size=(8, size)) + 0.3 * rng.normal(size=(256, size))
@@ -80,8 +79,7 @@ def test_two_of_every_four_weights_are_kept():
 
 
 def test_a_kernel_that_the_pattern_does_not_fit_is_named_and_rounded_whole():
-    model = stack((6,), L.Dense(8, name="six"), L.Dense(8, name="eight"))
-    randomize(model)
+    model = randomize(stack((6,), L.Dense(8, name="six"), L.Dense(8, name="eight")))
     data = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
     found = joint(model, data, 0.5, 8, pattern="2:4")
     assert np.count_nonzero(ops.convert_to_numpy(model.get_layer("six").kernel)) > 40
@@ -96,8 +94,7 @@ def test_layers_in_floating_point_are_not_pruned_and_layers_of_a_users_own_are_p
             return 2 * super().call(inputs)
 
     x = keras.Input((8,))
-    model = keras.Model(x, L.Dense(4, name="head")(Doubled(8, name="own")(x)))
-    randomize(model)
+    model = randomize(keras.Model(x, L.Dense(4, name="head")(Doubled(8, name="own")(x))))
     data = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
     own, head = (model.get_layer(name).kernel for name in ("own", "head"))
     former, kernel = model.get_weights(), np.array(ops.convert_to_numpy(own))
@@ -151,8 +148,7 @@ def test_a_second_quantization_keeps_zeros_and_values():
 @pytest.mark.parametrize("name", ["grouped", "bidirectional", "transformer_encoder", "conv3d", "nested", "separable"])
 def test_every_kind_of_kernel_is_pruned_and_rounded(name):
     keras.utils.set_random_seed(0)
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     data = inputs_of(model, examples=12)
     found = joint(model, (data, None) if isinstance(data, list) else data, 0.5)
     rows = [one for one in found.report.weights if "depthwise" not in one.name]

@@ -84,8 +84,7 @@ def test_an_excluded_layer_is_left_in_floating_point_with_the_pattern_as_the_rea
 def test_an_excluded_layer_computes_in_the_simulation_with_the_rounded_tensors_that_it_reads():
     x = keras.Input((6,), name="x")
     hidden = L.Dense(4, name="first")(x)
-    model = keras.Model(x, [hidden, L.Dense(5, name="only")(hidden)])
-    randomize(model)
+    model = randomize(keras.Model(x, [hidden, L.Dense(5, name="only")(hidden)]))
     data = inputs_of(model, examples=8)
     found = quantized(model, QuantizationOptions(exclude="only"), data)
     with found.simulating():
@@ -180,8 +179,7 @@ def test_a_refusal_leaves_the_weights_as_they_were():
 def test_a_table_shared_with_the_head_is_on_one_grid_and_excluded_for_both():
     tokens = keras.Input((6,), dtype="int32", name="tokens")
     table = L.ReversibleEmbedding(20, 8, name="table")
-    model = keras.Model(tokens, table(L.Dense(8, name="dense")(table(tokens)), reverse=True))
-    randomize(model)
+    model = randomize(keras.Model(tokens, table(L.Dense(8, name="dense")(table(tokens)), reverse=True)))
     assert names_in(report_of(model)) == ["table/embeddings", "dense/kernel"]
     report = report_of(model, exclude="table")
     assert names_in(report) == ["dense/kernel"]
@@ -193,9 +191,7 @@ def test_a_table_shared_with_the_head_is_on_one_grid_and_excluded_for_both():
 
 def normalized():
     """Returns a model with a layer normalization, which has no integers."""
-    model = stack((6,), L.Dense(8, name="first"), L.LayerNormalization(name="norm"), L.Dense(3, name="head"))
-    randomize(model)
-    return model
+    return randomize(stack((6,), L.Dense(8, name="first"), L.LayerNormalization(name="norm"), L.Dense(3, name="head")))
 
 
 def test_a_model_with_parts_in_floating_point_is_refused_if_asked_before_anything_changes():

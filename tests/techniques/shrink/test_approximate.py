@@ -20,9 +20,7 @@ def walled(norm, activation="relu"):
     inputs = keras.Input((7, 6))
     x = layers.Dense(12, activation=activation, name="first")(inputs)
     x = layers.Dense(5, activation="relu", name="second")(norm(x))
-    model = keras.Model(inputs, layers.Dense(3, name="last")(x))
-    randomize(model)
-    return model
+    return randomize(keras.Model(inputs, layers.Dense(3, name="last")(x)))
 
 
 NORMS = {
@@ -87,9 +85,7 @@ def transformer(post_norm):
             y = norms[0](x)
             x = x + attention(y, y)
             x = x + down(up(norms[1](x)))
-    model = keras.Model(inputs, layers.Dense(5, name="head")(layers.GlobalAveragePooling1D()(x)))
-    randomize(model)
-    return model
+    return randomize(keras.Model(inputs, layers.Dense(5, name="head")(layers.GlobalAveragePooling1D()(x))))
 
 
 @pytest.mark.every_backend

@@ -78,8 +78,7 @@ def test_blocks_are_ranked_again_after_each_removal():
     # The second branch undoes the first, so that each alone matters, and neither does without the other.
     for number in range(3):
         x = L.Add(name=f"add{number}")([x, L.Dense(6, use_bias=False, name=f"dense{number}")(x)])
-    model = keras.Model(inputs, L.Dense(4, name="head")(x))
-    randomize(model)
+    model = randomize(keras.Model(inputs, L.Dense(4, name="head")(x)))
     shift = np.zeros((6, 6), "float32")
     shift[0, 5] = 2
     model.get_layer("dense0").kernel.assign(shift)
@@ -162,8 +161,7 @@ def test_blocks_inside_a_nested_model_are_removed_there():
     inner_input = keras.Input((5,))
     y = L.Add(name="inner_sum")([inner_input, L.Dense(5, name="inner_dense")(L.LayerNormalization()(inner_input))])
     inner = keras.Model(inner_input, L.ReLU(name="inner_relu")(y), name="inner")
-    model = stack((6,), L.Dense(5, name="stem"), inner, L.Dense(3, name="head"))
-    randomize(model)
+    model = randomize(stack((6,), L.Dense(5, name="stem"), inner, L.Dense(3, name="head")))
     inputs = inputs_of(model)
     smaller, report = pk.remove_blocks(model, 1, inputs, include="inner_sum")
     assert [layer.name for layer in smaller.get_layer("inner").layers[1:]] == ["inner_relu"]
@@ -231,8 +229,7 @@ def test_a_masked_block_that_keeps_the_mask_is_removed():
     for number in range(2):
         y = L.LayerNormalization()(x)
         x = L.Add(name=f"sum{number}")([x, L.MultiHeadAttention(2, 3)(y, y)])
-    model = keras.Model(inputs, L.GlobalAveragePooling1D()(x))
-    randomize(model)
+    model = randomize(keras.Model(inputs, L.GlobalAveragePooling1D()(x)))
     tokens = np.array([[3, 4, 0, 0, 0, 0], [1, 2, 3, 4, 5, 0]], "int32")
     smaller, report = pk.remove_blocks(model, 1, tokens)
     assert [row.name for row in report.blocks] == ["sum0", "sum1"]

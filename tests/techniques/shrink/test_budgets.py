@@ -22,9 +22,7 @@ from prunekit.techniques.shrink.channels.shrinking import shrunk
 
 def cnn(width=24):
     keras.utils.set_random_seed(3)
-    model = small_cnn(width)
-    randomize(model)
-    return model
+    return randomize(small_cnn(width))
 
 
 def units(model):

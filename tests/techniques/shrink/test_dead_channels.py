@@ -36,9 +36,7 @@ def silence(model, share=0.5, seed=0):
 
 def functional(body, shape=(10, 10, 3)):
     inputs = keras.Input(shape)
-    model = keras.Model(inputs, body(inputs))
-    randomize(model)
-    return model
+    return randomize(keras.Model(inputs, body(inputs)))
 
 
 def same_outputs(model, smaller, data=None):
@@ -164,8 +162,7 @@ def test_a_residual_group_loses_only_channels_that_all_its_layers_leave_zero():
 @pytest.mark.short(cases=12)
 @pytest.mark.parametrize("name", sorted(set(ARCHITECTURES) - {"layer_norm_mlp"}))
 def test_outputs_of_every_architecture_are_equal_or_the_error_is_reported(name):
-    model = ARCHITECTURES[name]()
-    randomize(model)
+    model = randomize(ARCHITECTURES[name]())
     silence(model)
     assert zero_channels(find_channels(model)).size
     smaller, report = pk.shrink(model, channels="nonzero")
@@ -281,8 +278,7 @@ def test_constants_that_are_not_folded_are_named():
     hidden = layers.Dense(8, name="first")(
         layers.Embedding(4, 5)(layers.StringLookup(vocabulary=["a", "b", "c"])(inputs))
     )
-    model = keras.Model(inputs, layers.Dense(3)(hidden))
-    randomize(model)
+    model = randomize(keras.Model(inputs, layers.Dense(3)(hidden)))
     silence(model)
     _, report = pk.shrink(model, channels="nonzero", include="first")
     assert any("The constants of 4 removed channels" in note for note in report.notes)

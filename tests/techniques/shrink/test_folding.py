@@ -89,8 +89,7 @@ def test_dropout_between_the_layer_and_the_batch_normalization_does_not_prevent_
 
 
 def test_pruned_weights_stay_exactly_zero():
-    model = stack((7,), L.Dense(6), L.BatchNormalization(), L.ReLU())
-    randomize(model)
+    model = randomize(stack((7,), L.Dense(6), L.BatchNormalization(), L.ReLU()))
     kernel = np.asarray(model.layers[1].kernel).copy()
     kernel[::2] = 0
     model.layers[1].kernel.assign(kernel)
@@ -131,8 +130,7 @@ def test_a_shift_is_not_folded_through_padding_and_the_report_says_so():
 
 @pytest.mark.parametrize("kind", [L.Conv2D, L.Conv2DTranspose])
 def test_a_scale_without_shift_is_folded_through_padding(kind):
-    model = stack((8, 7, 6), L.ReLU(), L.BatchNormalization(center=False), kind(8, 3, padding="same"))
-    randomize(model)
+    model = randomize(stack((8, 7, 6), L.ReLU(), L.BatchNormalization(center=False), kind(8, 3, padding="same")))
     model.layers[2].moving_mean.assign(np.zeros(6))
     inputs = inputs_of(model)
     simplified, report = pk.simplify(model)

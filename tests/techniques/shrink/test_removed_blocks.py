@@ -150,8 +150,7 @@ def test_the_report_lists_every_candidate():
 
 @pytest.mark.thorough
 def test_resnet50_has_twelve_removable_blocks():
-    model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=7)
-    randomize(model)
+    model = randomize(keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=7))
     inputs = inputs_of(model, examples=4)
     smaller, report = pk.remove_blocks(model, 2, inputs, include="*_add")
     assert sum(row.kind == RESIDUAL for row in report.blocks) == 12

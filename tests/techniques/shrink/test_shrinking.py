@@ -43,7 +43,7 @@ def test_half_of_the_channels_are_left(allocation):
 @pytest.mark.parametrize("name", ["resnet20", "mobilenetv2", "transformer_encoder", "lstm_stack", "densenet"])
 @pytest.mark.parametrize("allocation", ["uniform", "global"])
 def test_a_budget_is_reached_within_two_percent(target, name, allocation):
-    model = randomize_and_return(ARCHITECTURES[name]())
+    model = randomize(ARCHITECTURES[name]())
     share = 0.6
     if name == "lstm_stack":
         # One of its 20 units is 7 % of the multiply-accumulates.
@@ -53,11 +53,6 @@ def test_a_budget_is_reached_within_two_percent(target, name, allocation):
     assert abs(after / before - share) <= TOLERANCE * share
     real = {"parameters": smaller.count_params, "macs": lambda: pk.cost(smaller).macs}[target]
     assert real() == after
-
-
-def randomize_and_return(model):
-    randomize(model)
-    return model
 
 
 def test_a_budget_that_cannot_be_reached_names_the_range():
@@ -82,8 +77,7 @@ def test_the_least_important_channels_go_and_their_indices_are_reported():
 
 
 def test_importances_are_means_over_all_weights_of_a_channel():
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(6, name="one"), layers.Dense(2, name="two")])
-    randomize(model)
+    model = randomize(keras.Sequential([keras.Input((4,)), layers.Dense(6, name="one"), layers.Dense(2, name="two")]))
     one, two = (np.abs(np.array(layer.kernel)) for layer in model.layers)
     both = one.mean(0) / one.mean() + two.mean(1) / two.mean()
     _, report = pk.shrink(model, channels=0.5, criterion="magnitude")
@@ -187,8 +181,7 @@ def test_every_criterion_ranks_channels(criterion, data):
 
 def redundant():
     """A network in which half of the channels are sums of the others, so that their removal costs nothing."""
-    model = cnn(16)
-    randomize(model)
+    model = randomize(cnn(16))
     kernel = np.array(model.get_layer("one").kernel)
     kernel[..., 8:] = 0.5 * kernel[..., :8]
     model.get_layer("one").kernel.assign(kernel)
@@ -214,7 +207,7 @@ def test_least_squares_recovers_what_the_kept_channels_can_say(data):
 def test_a_repair_makes_the_error_of_the_layers_smaller(name, repair):
     from architectures import inputs_of
 
-    model = randomize_and_return(ARCHITECTURES[name]())
+    model = randomize(ARCHITECTURES[name]())
     inputs = inputs_of(model, seed=3, examples=32)
     _, report = pk.shrink(model, channels=0.7, data=inputs, repair=repair)
     # Squared errors below those of the rounding of float32 are none.

@@ -165,8 +165,7 @@ def test_a_branch_of_zeros_disappears_from_a_sum(add):
     x = L.Conv2D(6, 3, padding="same", name="stem")(inputs)
     y = L.Conv2D(6, 3, padding="same", activation="relu", name="first")(x)
     y = L.ReLU()(L.Conv2D(6, 3, padding="same", name="dead")(y))
-    model = keras.Model(inputs, L.Conv2D(4, 2, name="head")(add(x, y)))
-    randomize(model)
+    model = randomize(keras.Model(inputs, L.Conv2D(4, 2, name="head")(add(x, y))))
     for weight in model.get_layer("dead").weights:
         weight.assign(np.zeros(weight.shape))
     simplified, report = pk.simplify(model)
@@ -177,8 +176,7 @@ def test_a_branch_of_zeros_disappears_from_a_sum(add):
 
 
 def test_a_residual_block_whose_last_normalization_is_zero_disappears():
-    model = ARCHITECTURES["resnet20"]()
-    randomize(model)
+    model = randomize(ARCHITECTURES["resnet20"]())
     for name in ("gamma", "beta"):
         getattr(model.get_layer("stage0_block1_second_bn"), name).assign(np.zeros(8))
     norm = model.get_layer("stage0_block1_second_bn")
@@ -192,8 +190,7 @@ def test_a_residual_block_whose_last_normalization_is_zero_disappears():
 def test_a_sum_of_three_keeps_the_other_two():
     inputs = keras.Input((7,))
     branches = [L.Dense(5, name=name)(inputs) for name in ("one", "dead", "two")]
-    model = keras.Model(inputs, L.Dense(3, name="head")(L.Add(name="sum")(branches)))
-    randomize(model)
+    model = randomize(keras.Model(inputs, L.Dense(3, name="head")(L.Add(name="sum")(branches))))
     for weight in model.get_layer("dead").weights:
         weight.assign(np.zeros(weight.shape))
     simplified, _ = pk.simplify(model)
@@ -228,8 +225,7 @@ def test_equal_operations_on_one_tensor_are_merged():
 def test_layers_with_equal_weights_are_merged_and_others_are_not():
     inputs = keras.Input((7,))
     layers = [L.Dense(5, activation="relu", name=name) for name in ("one", "same", "other")]
-    model = keras.Model(inputs, L.Concatenate()([layer(inputs) for layer in layers]))
-    randomize(model)
+    model = randomize(keras.Model(inputs, L.Concatenate()([layer(inputs) for layer in layers])))
     layers[1].set_weights(layers[0].get_weights())
     simplified, report = pk.simplify(model)
     assert [(one.layers, one.what) for one in report.rewrites] == [(("same",), "with one")]
@@ -265,8 +261,7 @@ def test_random_layers_are_not_merged():
 
 def test_a_nested_sequential_is_simplified_inside_and_stays_sequential():
     inner = keras.Sequential([keras.Input((9,)), L.Dense(8), L.BatchNormalization(), L.ReLU()], name="inner")
-    model = keras.Sequential([keras.Input((7,)), L.Dense(9), L.Dropout(0.1), inner, L.Dense(3)])
-    randomize(model)
+    model = randomize(keras.Sequential([keras.Input((7,)), L.Dense(9), L.Dropout(0.1), inner, L.Dense(3)]))
     simplified, report = pk.simplify(model)
     found = np.random.default_rng(0).normal(size=(4, 7)).astype("float32")
     np.testing.assert_allclose(outputs(simplified, found)[0], outputs(model, found)[0], atol=1e-5)
@@ -343,8 +338,7 @@ def test_a_mixed_precision_model_keeps_its_dtypes():
 
 
 def test_the_saved_file_loads_without_prunekit(tmp_path):
-    model = ARCHITECTURES["mobilenetv2"]()
-    randomize(model)
+    model = randomize(ARCHITECTURES["mobilenetv2"]())
     simplified, _ = pk.simplify(model)
     images = inputs_of(model)
     np.testing.assert_allclose(outputs_of_file(simplified, images, tmp_path), outputs(simplified, images)[0], atol=1e-6)
