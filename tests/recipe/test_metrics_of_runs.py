@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from backends import BACKEND
-from tiny_recipes import recipe
+from tiny_recipes import one_shot, recipe
 
 from prunekit.delivery.pages.html_report import render_html
 from prunekit.delivery.reports.report_sections import exports, metrics, pictures, steps
@@ -114,11 +114,7 @@ def test_an_expectation_of_what_is_not_measured_is_refused_before_a_weight_moves
 
 def test_a_drop_of_a_metric_without_a_direction_is_refused():
     own = {"factory": "test_compile_settings:new_spread"}
-    document = recipe(
-        {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}},
-        {"expect": {"drop": {"spread": 1}}},
-        compile={**COMPILE, "metrics": ["mae", own]},
-    )
+    document = recipe(one_shot(0.5), {"expect": {"drop": {"spread": 1}}}, compile={**COMPILE, "metrics": ["mae", own]})
     with pytest.raises(
         RecipeError, match=r"imports and runs Python code \(compile: test_compile_settings:new_spread\)"
     ):

@@ -5,6 +5,7 @@ import io
 import keras
 import numpy as np
 import pytest
+from backends import zero_counts
 from recipe_documents import one_shot, prune, recipe
 from rich.console import Console
 
@@ -33,10 +34,6 @@ def pairs():
     return (x, y), (x[:16], y[:16])
 
 
-def zeros(model):
-    return [int((layer.kernel.numpy() == 0).sum()) for layer in model.layers]
-
-
 @pytest.mark.parametrize("allocation", ALLOCATIONS, ids=str)
 def test_the_plan_has_the_counts_of_the_pruning_with_bounds_and_overrides(pairs, allocation):
     limits = {"bounds": {"one": {"max": 0.3}, "t*": {"min": 0.1, "max": 0.9}}, "overrides": {"out": 0.5}}
@@ -45,8 +42,8 @@ def test_the_plan_has_the_counts_of_the_pruning_with_bounds_and_overrides(pairs,
     targets = found.steps[0].targets
     model = network()
     pk.compress(steps, model, pairs)
-    assert [target.pruned for target in targets] == zeros(model)
-    assert sum(zeros(model)) == round(0.6 * 384) and zeros(model)[0] <= 19 and zeros(model)[2] == 32
+    assert [target.pruned for target in targets] == zero_counts(model)
+    assert sum(zero_counts(model)) == round(0.6 * 384) and zero_counts(model)[0] <= 19 and zero_counts(model)[2] == 32
     assert [(t.minimum, t.maximum, t.override) for t in targets] == [
         (0, 0.3, None),
         (0.1, 0.9, None),
@@ -65,7 +62,7 @@ def test_the_plan_counts_the_zeros_that_the_model_has(pairs):
     steps = recipe(one_shot(0.3, allocation="lamp", criterion={"type": "random", "seed": 1}), model=None, data=None)
     found = plan(steps, model, pairs)
     pk.compress(steps, model, pairs)
-    assert [target.pruned for target in found.steps[0].targets] == zeros(model)
+    assert [target.pruned for target in found.steps[0].targets] == zero_counts(model)
 
 
 def test_the_plan_is_printed_with_the_limits(pairs):

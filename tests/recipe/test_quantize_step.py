@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from tiny_recipes import Stop, prune, recipe, told
+from tiny_recipes import Stop, one_shot, prune, recipe, told
 
 from prunekit.anatomy.files.digests import model_digest
 from prunekit.delivery.pages.html_report import render_html
@@ -35,32 +35,77 @@ def sections_of(result, step):
     return {one["title"]: one for one in result.report.to_dict()["steps"][step]["sections"]}
 
 
+def file_of(result, bits):
+    return (result.directory / "exports" / f"model-{bits}.tflite").read_bytes()
+
+
 def kernels(model):
     return {name: np.array(model.get_layer(name).kernel) for name in ("hidden", "second", "logits")}
 
 
-def test_kernels_of_the_file_are_encoded_sparsely_where_asked(pairs, tmp_path):
-    steps = [{"prune": {"sparsity": 0.75, "allocation": "uniform", "repair": "none"}}, quantize(sparse=True)]
-    result = compress(recipe(*steps), network(), pairs, tmp_path / "run")
-    rows = sections_of(result, 1)["Kernels of the file"]["rows"]
+def metrics_of(result, step):
+    """(before, simulated, in the file) of the accuracy."""
+    rows = sections_of(result, step)["Metrics of the integer model"]["rows"]
+    return next(values for name, *values in rows if name == "accuracy")
+
+
+def on_grids(model, bits):
+    for name, kernel in kernels(model).items():
+        grid = grid_holding(kernel, IntegerFormat(bits.get(f"{name}/kernel", 8)), Granularity((1,)))
+        if not (np.abs(grid.nearest(kernel) - kernel) <= 1e-3 * grid.scale).all():
+            return False
+    return True
+
+
+# ---- a run that rounds after training --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rounded(pairs, tmp_path_factory):
+    """A run that prunes, and rounds weights to 8 bits, into a file of bytes in and out and of sparse kernels."""
+    pruned = one_shot(0.75)
+    bound = {"expect": {"bytes": {"litert-integer": {"max": 100_000}}}}
+    steps = TRAIN, pruned, quantize(sparse=True, integer_io="uint8"), bound
+    return compress(recipe(*steps), network(), pairs, tmp_path_factory.mktemp("rounded") / "run")
+
+
+def test_a_run_writes_the_integer_file_and_measures_it(rounded):
+    assert [step["kind"] for step in rounded.report.steps] == ["train", "prune", "quantize", "expect"]
+    assert (rounded.directory / "exports" / "model-int8.tflite").is_file()
+    (row,) = rounded.report.to_dict()["exports"]
+    assert row["format"] == "litert-integer" and row["status"] == "ok" and row["file"] == "model-int8.tflite"
+    # No float file of the model after the step stands beside metrics of integers.
+    before, file = rounded.report.to_dict()["stages"]
+    assert (before["name"], file["name"]) == ("before", "litert-integer") and file["latency"] is not None
+    found = sections_of(rounded, 2)
+    columns = [one["name"] for one in found["Metrics of the integer model"]["columns"]]
+    assert columns == ["Metric", "Before", "Simulated", "File"]
+    before, simulated, in_file = metrics_of(rounded, 2)
+    assert abs(simulated - before) < 0.1 and abs(in_file - simulated) < 0.1
+    assert len(found["Quantized weights"]["rows"]) == 3
+    page = render_html(rounded.report)
+    assert all(f"<b>{title}</b>" in page for title in ("Error of each weight", "Range of each tensor"))
+    assert ">integer file</text>" in page and "litert-integer: 0." in page
+
+
+def test_weights_lie_on_grids_and_zeros_stay_after_the_step(rounded):
+    assert on_grids(rounded.model, {}) and (kernels(rounded.model)["hidden"] == 0.0).mean() >= 0.75
+
+
+def test_kernels_of_the_file_are_encoded_sparsely_where_asked(rounded):
+    rows = sections_of(rounded, 2)["Kernels of the file"]["rows"]
     assert len(rows) == 3 and all(row[-1].startswith("densely") or row[3] < row[2] for row in rows)
     with pytest.raises(RecipeError, match="sparse is about kernels of integer operations"):
         load_recipe(recipe(quantize(sparse=True, activation_bits="float")), data_given=True)
 
 
-def test_inputs_and_outputs_of_the_file_are_uint8_where_asked(pairs, tmp_path):
+def test_inputs_and_outputs_of_the_file_are_uint8_where_asked(rounded):
     from ai_edge_litert.interpreter import Interpreter
 
-    result = compress(recipe(quantize(integer_io="uint8")), network(), pairs, tmp_path / "run")
-    interpreter = Interpreter(str(tmp_path / "run" / "exports" / "model-int8.tflite"))
+    interpreter = Interpreter(str(rounded.directory / "exports" / "model-int8.tflite"))
     found = [*interpreter.get_input_details(), *interpreter.get_output_details()]
     assert [one["dtype"] for one in found] == [np.uint8] * 2
-    stages = {one["name"]: one for one in result.report.to_dict()["stages"]}
-    assert stages["litert-integer"]["latency"] is not None
-    for activations, message in (
-        (16, "files with activation_bits: 8"),
-        ("float", "outputs in floating point"),
-    ):
+    for activations, message in ((16, "those of files with activations: 8"), ("float", "outputs in floating point")):
         with pytest.raises(RecipeError, match=message):
             load_recipe(recipe(quantize(integer_io="uint8", activation_bits=activations)), data_given=True)
 
@@ -69,30 +114,6 @@ def test_integers_of_an_input_that_is_read_in_floating_point_fail_the_file_and_n
     result = compress(recipe(quantize(integer_io=["inputs"], exclude=["hidden"])), network(), pairs, tmp_path / "run")
     (row,) = result.report.to_dict()["exports"]
     assert row["status"] == "failed" and "'features', which is read in floating point" in row["note"]
-
-
-def test_a_run_writes_the_integer_file_and_measures_it(pairs, tmp_path):
-    result = compress(recipe(TRAIN, quantize()), network(), pairs, tmp_path / "run")
-    assert (tmp_path / "run" / "exports" / "model-int8.tflite").is_file()
-    (row,) = result.report.to_dict()["exports"]
-    assert row["format"] == "litert-integer" and row["status"] == "ok" and row["file"] == "model-int8.tflite"
-    # No float file of the model after the step stands beside metrics of integers.
-    assert [one["name"] for one in result.report.to_dict()["stages"]] == ["before", "litert-integer"]
-    found = sections_of(result, 1)
-    assert [one["name"] for one in found["Metrics of the integer model"]["columns"]] == [
-        "Metric",
-        "Before",
-        "Simulated",
-        "File",
-    ]
-    before, simulated, in_file = next(
-        values for name, *values in found["Metrics of the integer model"]["rows"] if name == "accuracy"
-    )
-    assert abs(simulated - before) < 0.1 and abs(in_file - simulated) < 0.1
-    assert len(found["Quantized weights"]["rows"]) == 3
-    page = render_html(result.report)
-    assert all(f"<b>{title}</b>" in page for title in ("Error of each weight", "Range of each tensor"))
-    assert ">integer file</text>" in page and "litert-integer: 0." in page
 
 
 def test_later_bounds_are_about_the_simulation(pairs):
@@ -124,14 +145,6 @@ def test_a_budget_that_the_planned_model_exceeds_is_noted_if_the_run_may_remove_
         compress(recipe(*steps), network(), pairs)
     steps[-1] = quantize(bits=[4, 8], budget=9000)
     assert not [one for one in plan(recipe(*steps), network(), pairs).notes if one.startswith("quantize")]
-
-
-def test_weights_lie_on_grids_and_zeros_stay_after_the_step(pairs):
-    model = compress(recipe(prune(exclude=["logits"]), quantize(bits=4)), network(), pairs).model
-    for name, kernel in kernels(model).items():
-        grid = grid_holding(kernel, IntegerFormat(4), Granularity((1,)))
-        assert (np.abs(grid.nearest(kernel) - kernel) <= 1e-3 * grid.scale).all(), name
-    assert (kernels(model)["hidden"] == 0.0).mean() >= 0.75
 
 
 def test_the_plan_lists_bits_granularity_and_range_of_each_tensor(pairs):
@@ -179,12 +192,6 @@ def test_a_plan_prints_its_tables(pairs, capsys):
     assert "Weights to quantize" in text and "Tensors to round" in text and "hidden/kernel" in text
 
 
-def test_bytes_of_the_integer_file_can_be_expected(pairs):
-    bound = {"expect": {"bytes": {"litert-integer": {"max": 100_000}}}}
-    steps = [step["kind"] for step in compress(recipe(quantize(), bound), network(), pairs).report.steps]
-    assert steps == ["quantize", "expect"]
-
-
 def test_bits_are_chosen_for_a_budget_and_named_in_plan_and_report(pairs, tmp_path):
     steps = recipe(quantize(bits=[4, 8], budget=2200))
     found = plan(steps, network(), pairs).steps[0]
@@ -192,10 +199,7 @@ def test_bits_are_chosen_for_a_budget_and_named_in_plan_and_report(pairs, tmp_pa
     assert [row[2] for row in found.sections[0].rows] == ["4 or 8"] * 3
     result = compress(steps, network(), pairs, tmp_path / "run")
     assert (tmp_path / "run" / "exports" / "model-mixed.tflite").is_file()
-    chosen = sections_of(result, 0)["Bits of each weight"]["rows"]
-    assert {row[-2] for row in chosen} == {"4", "8"}
-    page = render_html(result.report)
-    assert "<b>Error against bytes</b>" in page
+    assert set(bits_chosen(result, 0).values()) == {4, 8} and "<b>Error against bytes</b>" in render_html(result.report)
 
 
 @pytest.mark.short(cases=1)
@@ -232,6 +236,7 @@ def test_bits_by_patterns_and_zeros_of_the_step(pairs):
 def test_awq_is_a_method_of_the_step(pairs):
     result = compress(recipe(quantize(bits=4, method="awq")), network(), pairs)
     assert any("Activation-aware scaling changed the channels" in note for note in result.report.notes)
+    assert on_grids(result.model, dict.fromkeys(("hidden/kernel", "second/kernel", "logits/kernel"), 4))
 
 
 @pytest.mark.parametrize(
@@ -317,27 +322,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(pairs, tmp_path):
     resumed = compress(steps, network(), pairs, tmp_path / "run", resume=True)
     assert model_digest(resumed.model) == model_digest(whole.model)
     assert told(resumed.report)["steps"] == told(whole.report)["steps"]
-    files = [(tmp_path / name / "exports" / "model-int4.tflite").read_bytes() for name in ("whole", "run")]
-    assert files[0] == files[1]
-
-
-def test_weights_are_trained_on_integers_and_zeros_of_earlier_steps_stay(pairs, tmp_path):
-    steps = recipe(TRAIN, prune(exclude=["logits"]), quantize(bits=3, epochs=3))
-    result = compress(steps, network(), pairs, tmp_path / "run")
-    report = result.report.to_dict()
-    assert [len(one["history"]["loss"]) for one in report["steps"] if one["kind"] == "quantize"] == [3]
-    assert report["exports"][0]["file"] == "model-int3.tflite" and report["exports"][0]["status"] == "ok"
-    for name, kernel in kernels(result.model).items():
-        grid = grid_holding(kernel, IntegerFormat(3), Granularity((1,)))
-        assert (np.abs(grid.nearest(kernel) - kernel) <= 1e-3 * grid.scale).all(), name
-    assert (kernels(result.model)["hidden"] == 0.0).mean() >= 0.75
-    floats = compress(recipe(TRAIN, prune(exclude=["logits"])), network(), pairs).model
-    zeros = kernels(floats)["hidden"] == 0.0
-    assert (kernels(result.model)["hidden"][zeros] == 0.0).all()
-    before, simulated, in_file = next(
-        values for name, *values in sections_of(result, 2)["Metrics of the integer model"]["rows"] if name == "accuracy"
-    )
-    assert abs(in_file - simulated) < 0.05 and simulated >= before - 0.1
+    assert file_of(resumed, "int4") == file_of(whole, "int4")
 
 
 def test_the_plan_of_a_training_on_integers_has_epochs_and_updates(pairs):
@@ -357,27 +342,49 @@ def test_a_training_on_integers_that_is_interrupted_ends_with_the_same_bytes(pai
         compress(steps, network(), pairs, tmp_path / "run", progress=Stop(5, steps=False))
     resumed = compress(steps, network(), pairs, tmp_path / "run", resume=True)
     assert model_digest(resumed.model) == model_digest(whole.model)
-    files = [(tmp_path / name / "exports" / "model-int4.tflite").read_bytes() for name in ("whole", "run")]
-    assert files[0] == files[1]
+    assert file_of(resumed, "int4") == file_of(whole, "int4")
 
 
-def test_bits_for_a_budget_are_chosen_before_the_training_and_kept_when_it_resumes(pairs, tmp_path, monkeypatch):
-    steps = recipe(prune(exclude=["logits"]), quantize(bits=[4, 8], budget=2200, epochs=3))
-    whole = compress(steps, network(), pairs, tmp_path / "whole")
-    chosen = {row[0]: int(row[-2]) for row in sections_of(whole, 1)["Bits of each weight"]["rows"]}
-    assert set(chosen.values()) == {4, 8}
-    assert {row[0]: row[2] for row in sections_of(whole, 1)["Quantized weights"]["rows"]} == chosen
+TRAINED = recipe(TRAIN, prune(exclude=["logits"]), quantize(bits=[3, 8], budget=2200, epochs=3))
+
+
+@pytest.fixture(scope="module")
+def trained(pairs, tmp_path_factory):
+    """A run that prunes, chooses bits for a budget, and trains on integers."""
+    return compress(TRAINED, network(), pairs, tmp_path_factory.mktemp("trained") / "run")
+
+
+def bits_chosen(result, step):
+    return {row[0]: int(row[-2]) for row in sections_of(result, step)["Bits of each weight"]["rows"]}
+
+
+def test_weights_are_trained_on_integers_and_zeros_of_earlier_steps_stay(pairs, trained):
+    report = trained.report.to_dict()
+    assert [len(one["history"]["loss"]) for one in report["steps"] if one["kind"] == "quantize"] == [3]
+    assert report["exports"][0]["file"] == "model-mixed.tflite" and report["exports"][0]["status"] == "ok"
+    assert on_grids(trained.model, bits_chosen(trained, 2))
+    zeros = kernels(compress(recipe(TRAIN, prune(exclude=["logits"])), network(), pairs).model)["hidden"] == 0.0
+    assert zeros.mean() >= 0.75 and (kernels(trained.model)["hidden"][zeros] == 0.0).all()
+    before, simulated, in_file = metrics_of(trained, 2)
+    assert abs(in_file - simulated) < 0.05 and simulated >= before - 0.1
+
+
+def test_bits_for_a_budget_are_chosen_before_the_training_and_kept_when_it_resumes(
+    pairs, trained, tmp_path, monkeypatch
+):
+    chosen = bits_chosen(trained, 2)
+    assert set(chosen.values()) == {3, 8}
+    assert {row[0]: row[2] for row in sections_of(trained, 2)["Quantized weights"]["rows"]} == chosen
     with pytest.raises(KeyboardInterrupt):
-        # Two epochs of pruning, and two of the training on integers.
-        compress(steps, network(), pairs, tmp_path / "run", progress=Stop(4, steps=False))
+        # An epoch of training, two of pruning, and two of the training on integers.
+        compress(TRAINED, network(), pairs, tmp_path / "run", progress=Stop(5, steps=False))
     # Weights that were trained meanwhile might be given other bits.
     monkeypatch.setattr("prunekit.recipe.steps.quantize_step.choose_bits", None)
-    resumed = compress(steps, network(), pairs, tmp_path / "run", resume=True)
-    assert told(resumed.report)["steps"] == told(whole.report)["steps"]
-    assert resumed.report.to_dict()["exports"] == whole.report.to_dict()["exports"]
-    assert model_digest(resumed.model) == model_digest(whole.model)
-    files = [(tmp_path / name / "exports" / "model-mixed.tflite").read_bytes() for name in ("whole", "run")]
-    assert files[0] == files[1]
+    resumed = compress(TRAINED, network(), pairs, tmp_path / "run", resume=True)
+    assert told(resumed.report)["steps"] == told(trained.report)["steps"]
+    assert resumed.report.to_dict()["exports"] == trained.report.to_dict()["exports"]
+    assert model_digest(resumed.model) == model_digest(trained.model)
+    assert file_of(resumed, "mixed") == file_of(trained, "mixed")
 
 
 @pytest.mark.thorough

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from tiny_recipes import Stop, recipe, told
+from tiny_recipes import Stop, one_shot, recipe, told
 
 from prunekit.anatomy.files.digests import model_digest, weight_arrays
 from prunekit.recipe.run.runner import compress, plan
@@ -39,13 +39,6 @@ def watched(document, pairs, folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Workspace, "fit", fit)
         return compress(document, network(), pairs, folder), starts
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    rng = np.random.default_rng(3)
-    samples = rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
-    return samples, samples
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +151,7 @@ def test_a_rounds_step_that_cannot_run_is_refused(settings, said):
 
 @pytest.mark.one_backend
 def test_rounds_after_a_prune_step_and_an_easier_prune_step_after_rounds_are_refused():
-    rounds, easier = (
-        {"rounds": SETTINGS},
-        {"prune": {"sparsity": 0.5, "include": ["hidden"], "allocation": "uniform", "repair": "none"}},
-    )
+    rounds, easier = ({"rounds": SETTINGS}, one_shot(0.5, include=["hidden"]))
     with pytest.raises(RecipeError, match="rounds start from a model that no step has pruned"):
         load_recipe(recipe(easier, rounds), data_given=True)
     with pytest.raises(RecipeError, match="pruned weights do not come back"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from backends import BACKEND, tensorflow_only
 from networks import dense_network
-from tiny_recipes import COMPILE, ONE_SHOT, WHOLE, prune, recipe, zeros
+from tiny_recipes import COMPILE, ONE_SHOT, WHOLE, one_shot, prune, recipe, zeros
 
 from prunekit.anatomy.cost.inspection import inspect
 from prunekit.anatomy.files.digests import model_digest, weight_arrays
@@ -38,18 +38,16 @@ def saved(model, path):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(pairs, tmp_path_factory):
     """One run of every kind of step: its result, its progress, and what it printed."""
     folder = tmp_path_factory.mktemp("whole")
     model = dense_network(8, seed=20, hidden=16, logits=4)
-    rng = np.random.default_rng(3)
-    pair = rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
     seen = []
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr(progress_module, "_PAUSE", 0.0)
         patch.setattr("prunekit.recipe.run.runner.render_html", render_html)
-        result = compress(WHOLE, model, (pair, pair), folder / "run", progress=seen.append)
+        result = compress(WHOLE, model, pairs, folder / "run", progress=seen.append)
     return result, seen, printed.getvalue()
 
 
@@ -129,12 +127,7 @@ def test_the_model_is_free_of_pruning_when_the_run_ends(whole):
 
 def test_without_an_output_nothing_is_written(tmp_path, perceptron, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = compress(
-        recipe(
-            {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}}, {"export": {"formats": ["keras"]}}
-        ),
-        perceptron,
-    )
+    result = compress(recipe(one_shot(0.5), {"export": {"formats": ["keras"]}}), perceptron)
     assert result.directory is None and not list(tmp_path.iterdir())
     assert result.report.exports[0].status == "ok" and result.report.exports[0].bytes > 1000
 
@@ -171,9 +164,7 @@ def test_what_one_step_pruned_holds_while_another_prunes_other_weights(perceptro
 
 def test_weights_pruned_to_the_last_one_stay_zero(pairs):
     model = dense_network(8, activation=None, narrow=1, out=4)
-    all_of_it = {
-        "prune": {"sparsity": 0.95, "include": ["narrow"], "keep_one": False, "allocation": "uniform", "repair": "none"}
-    }
+    all_of_it = one_shot(0.95, include=["narrow"])
     compress(recipe(all_of_it, {"finetune": {"epochs": 1}}), model, pairs)
     assert zeros(model, "narrow/kernel") == 8
 
@@ -182,19 +173,12 @@ def test_weights_pruned_to_the_last_one_stay_zero(pairs):
 def test_names_that_look_like_patterns_are_held_too(pairs):
     names = ["a.b", "a-b"]
     model = keras.Sequential([keras.Input((8,)), *[keras.layers.Dense(4, name=name) for name in names]])
-    compress(
-        recipe({"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}}, {"finetune": {"epochs": 1}}),
-        model,
-        pairs,
-    )
+    compress(recipe(one_shot(0.5), {"finetune": {"epochs": 1}}), model, pairs)
     assert [zeros(model, f"{name}/kernel") for name in names] == [16, 8]
 
 
 def test_one_shot_pruning_needs_neither_data_nor_compile(tmp_path, perceptron):
-    steps = [
-        {"prune": {"sparsity": 0.5, "pattern": "2:4", "allocation": "uniform", "repair": "none"}},
-        {"export": {"formats": ["keras"]}},
-    ]
+    steps = [one_shot(0.5, pattern="2:4"), {"export": {"formats": ["keras"]}}]
     found = {"version": 1, "name": "once", "steps": steps}
     result = compress(found, saved(perceptron, tmp_path / "in.keras")["file"], output=tmp_path / "run")
     assert zeros(result.model, "hidden/kernel") == 64 and zeros(perceptron, "hidden/kernel") == 0
@@ -218,14 +202,7 @@ def test_the_random_criterion_follows_the_recipes_seed(perceptron, pairs):
     masks = {}
     for seed in (1, 1, 2):
         model = keras.models.clone_model(perceptron)
-        compress(
-            recipe(
-                {"prune": {"sparsity": 0.5, "criterion": "random", "allocation": "uniform", "repair": "none"}},
-                seed=seed,
-            ),
-            model,
-            pairs,
-        )
+        compress(recipe(one_shot(0.5, criterion="random"), seed=seed), model, pairs)
         mask = (weight_arrays(model)["hidden/kernel"] == 0).tobytes()
         assert masks.setdefault(seed, mask) == mask
     assert masks[1] != masks[2]
@@ -243,7 +220,7 @@ def test_a_run_on_a_gpu_does_not_claim_the_same_bytes(perceptron, pairs, monkeyp
 
 def test_a_failed_expectation_stops_the_run_and_leaves_a_whole_directory(tmp_path, perceptron, pairs):
     steps = [
-        {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}},
+        one_shot(0.5),
         {"export": {"formats": ["keras"]}},
         {"expect": {"metrics": {"accuracy": {"min": 1.0}}, "sparsity": {"max": 0.4}, "bytes": {"keras": {"max": 100}}}},
         {"train": {"epochs": 50}},
@@ -263,21 +240,11 @@ def test_a_failed_expectation_stops_the_run_and_leaves_a_whole_directory(tmp_pat
 
 
 def test_a_sparsity_that_misses_by_the_rounding_of_counts_is_met(perceptron, pairs):
-    report = compress(
-        recipe(
-            {"prune": {"sparsity": 0.7, "allocation": "uniform", "repair": "none"}},
-            {"expect": {"sparsity": {"min": 0.7}}},
-        ),
-        perceptron,
-        pairs,
-    ).report
+    report = compress(recipe(one_shot(0.7), {"expect": {"sparsity": {"min": 0.7}}}), perceptron, pairs).report
     (row,) = report.expectations
     assert row["met"] and row["measured"] == pytest.approx((90 + 45) / 192)
     with pytest.raises(ExpectationError, match="sparsity 0.7031 is below the expected 0.71"):
-        steps = [
-            {"prune": {"sparsity": 0.7, "allocation": "uniform", "repair": "none"}},
-            {"expect": {"sparsity": {"min": 0.71}}},
-        ]
+        steps = [one_shot(0.7), {"expect": {"sparsity": {"min": 0.71}}}]
         compress(recipe(*steps), keras.models.clone_model(perceptron), pairs)
 
 
@@ -375,8 +342,6 @@ def test_the_data_give_the_size_of_inputs_that_the_model_leaves_open():
     hidden = keras.layers.GlobalAveragePooling1D()(keras.layers.Dense(5)(keras.layers.Embedding(9, 4)(tokens)))
     model = keras.Model(tokens, keras.layers.Dense(3)(hidden))
     data = (np.ones((20, 6), "int32"), np.arange(20) % 3)
-    report = compress(
-        recipe({"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}}), model, (data, data)
-    ).report
+    report = compress(recipe(one_shot(0.5)), model, (data, data)).report
     assert (report.before.macs, report.after.macs) == (6 * 20 + 15, 6 * 20 + 15)
     assert not [note for note in report.all_notes if "MACs" in note]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from networks import sequential
 from shrink_recipes import network, shapes, shrink
-from tiny_recipes import Stop, prune, recipe, told, zeros
+from tiny_recipes import Stop, one_shot, prune, recipe, told, zeros
 
 import prunekit as pk
 from prunekit.anatomy.channels.channel_normalization import APPROXIMATIONS
@@ -110,7 +110,7 @@ def test_a_criterion_that_reads_data_needs_data():
 
 @pytest.mark.one_backend
 def test_groups_of_weights_that_the_smaller_layers_may_not_have_are_refused():
-    nm = {"prune": {"sparsity": 0.5, "pattern": "2:4", "allocation": "uniform", "repair": "none"}}
+    nm = one_shot(0.5, pattern="2:4")
     with pytest.raises(RecipeError, match=r"steps\[1\]\.prune\.pattern: .*Write multiple: 4 in the shrink step"):
         load_recipe(recipe(shrink(channels=0.5, allocation="global"), nm), data_given=True)
     load_recipe(recipe(shrink(channels=0.5, allocation="global", multiple=4), nm), data_given=True)
@@ -213,8 +213,10 @@ def test_the_plan_counts_the_epochs_of_the_rounds(pairs):
 @pytest.mark.every_backend(cases=0)
 def test_a_run_ends_with_the_smaller_model_in_every_file(pairs, tmp_path):
     steps = TRAIN, shrink(channels=0.5, repair="weights", examples=32), {"finetune": {"epochs": 1}}
-    later = {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}}, {"export": {"formats": ["keras"]}}
-    result = compress(recipe(*steps, *later), network(), pairs, tmp_path / "run")
+    later = one_shot(0.5), {"export": {"formats": ["keras"]}}
+    seen = []
+    result = compress(recipe(*steps, *later), network(), pairs, tmp_path / "run", progress=seen.append)
+    assert "parameters 464 -> 186, MACs 368 -> 136" in [item.text for item in seen]
     sizes = {"hidden/kernel": (8, 8), "second/kernel": (8, 6), "logits/kernel": (6, 4)}
     assert shapes(result.model) == sizes
     assert shapes(keras.models.load_model(tmp_path / "run" / "exports" / "model.keras", compile=False)) == sizes
@@ -231,12 +233,6 @@ def test_a_run_ends_with_the_smaller_model_in_every_file(pairs, tmp_path):
     # The optimizer went on with its slots: five updates in each of two epochs.
     assert int(result.model.optimizer.iterations) == 10
     assert "; the model is smaller: 186 of 464 parameters are left." in result.report.verdict()
-
-
-def test_a_step_tells_the_sizes_at_its_end(pairs):
-    told_texts = []
-    compress(recipe(shrink()), network(), pairs, progress=lambda item: told_texts.append(item.text))
-    assert "parameters 464 -> 186, MACs 368 -> 136" in told_texts
 
 
 def test_without_data_channels_are_removed(perceptron):
@@ -283,11 +279,7 @@ def test_zeros_of_an_earlier_prune_step_hold_through_removal_and_training(pairs,
         inner(self, model, *args)
         seen.append((model, {name: int((~mask).sum()) for name, mask in former.items()}))
 
-    steps = (
-        {"prune": {"sparsity": 0.75, "allocation": "uniform", "repair": "none"}},
-        shrink(channels=0.5, **settings),
-        {"finetune": {"epochs": 2}},
-    )
+    steps = (one_shot(0.75), shrink(channels=0.5, **settings), {"finetune": {"epochs": 2}})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Workspace, "replace_model", replace)
         result = compress(recipe(TRAIN, *steps), network(), pairs)
@@ -299,10 +291,7 @@ def test_zeros_of_an_earlier_prune_step_hold_through_removal_and_training(pairs,
 
 def test_a_repair_of_pruned_weights_fits_those_that_are_left(pairs):
     def errors(repair):
-        steps = (
-            {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}},
-            shrink(channels=0.5, repair=repair),
-        )
+        steps = (one_shot(0.5), shrink(channels=0.5, repair=repair))
         report = told(compress(recipe(TRAIN, *steps), network(), pairs).report)
         sections = [one for one in report["steps"][-1]["sections"] if one["title"] == "Errors of the layers"]
         return np.array([row[1:] for section in sections for row in section["rows"]], float)
@@ -312,12 +301,7 @@ def test_a_repair_of_pruned_weights_fits_those_that_are_left(pairs):
 
 
 def test_a_later_prune_step_prunes_further_where_a_mask_was_cut(pairs):
-    steps = (
-        {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}},
-        shrink(),
-        {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}},
-        {"prune": {"sparsity": 0.75, "allocation": "uniform", "repair": "none"}},
-    )
+    steps = (one_shot(0.5), shrink(), one_shot(0.5), one_shot(0.75))
     result = compress(recipe(TRAIN, *steps), network(), pairs)
     assert counts(result.model) == {"hidden/kernel": 48, "second/kernel": 36, "logits/kernel": 18}
 
@@ -342,7 +326,7 @@ def test_masks_of_grouped_convolutions_and_of_replaced_layers_are_cut():
         layers.GlobalAveragePooling2D(name="pool"),
         layers.Dense(3, name="logits"),
     )
-    pruned = {"prune": {"sparsity": 0.5, "criterion": "random", "allocation": "uniform", "repair": "none"}}
+    pruned = one_shot(0.5, criterion="random")
     seen = []
     inner_call = Workspace.replace_model
 
@@ -362,24 +346,12 @@ def test_masks_of_grouped_convolutions_and_of_replaced_layers_are_cut():
 # ---- rounds ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def data():
-    rng = np.random.default_rng(3)
-    samples = rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
-    return samples, samples
-
-
-IN_ROUNDS = recipe(
-    TRAIN,
-    {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}},
-    shrink(**ROUNDS, allocation="global"),
-    {"finetune": {"epochs": 1}},
-)
+IN_ROUNDS = recipe(TRAIN, one_shot(0.5), shrink(**ROUNDS, allocation="global"), {"finetune": {"epochs": 1}})
 
 
 @pytest.fixture(scope="module")
-def whole(data, tmp_path_factory):
-    return compress(IN_ROUNDS, network(), data, tmp_path_factory.mktemp("shrink") / "whole")
+def whole(pairs, tmp_path_factory):
+    return compress(IN_ROUNDS, network(), pairs, tmp_path_factory.mktemp("shrink") / "whole")
 
 
 @pytest.mark.every_backend(cases=0)
@@ -409,7 +381,7 @@ def test_rounds_of_a_multiple_end_with_multiples(pairs):
     assert shapes(result.model) == {"hidden/kernel": (8, 8), "second/kernel": (8, 8), "logits/kernel": (8, 4)}
 
 
-def interrupted(kind, number, data, folder):
+def interrupted(kind, number, pairs, folder):
     """A run that is interrupted at an end of an epoch or step, or at the start of a training after a removal."""
     inner, calls = Workspace.fit, []
 
@@ -421,7 +393,7 @@ def interrupted(kind, number, data, folder):
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Workspace, "fit", fit)
-        compress(IN_ROUNDS, network(), data, folder, progress=Stop(number) if kind == "end" else None)
+        compress(IN_ROUNDS, network(), pairs, folder, progress=Stop(number) if kind == "end" else None)
 
 
 # Trainings: the train step, two rounds. Ends: train 1 and 2, prune 3, epochs of the rounds 4 to 7, the step 8, 9.
@@ -444,11 +416,11 @@ MORE = {
     ("point", "epochs"), [*POINTS.items(), *(pytest.param(*row, marks=pytest.mark.thorough) for row in MORE.items())]
 )
 def test_a_run_that_is_interrupted_goes_on_in_its_round_and_ends_with_the_same_bytes(
-    data, whole, tmp_path, point, epochs
+    pairs, whole, tmp_path, point, epochs
 ):
-    interrupted(*point, data, tmp_path / "run")
+    interrupted(*point, pairs, tmp_path / "run")
     seen = []
-    result = compress(IN_ROUNDS, network(), data, tmp_path / "run", resume=True, progress=seen.append)
+    result = compress(IN_ROUNDS, network(), pairs, tmp_path / "run", resume=True, progress=seen.append)
     assert sum(item.epoch is not None for item in seen) == epochs
     assert model_digest(result.model) == model_digest(whole.model)
     assert told(result.report) == told(whole.report)
@@ -457,7 +429,7 @@ def test_a_run_that_is_interrupted_goes_on_in_its_round_and_ends_with_the_same_b
 
 
 @pytest.mark.thorough
-def test_a_finished_run_is_verified_and_returned_as_it_ended(data, whole):
-    assert verify(whole.directory, model=network(), data=data).identical
-    again = compress(IN_ROUNDS, network(), data, whole.directory, resume=True)
+def test_a_finished_run_is_verified_and_returned_as_it_ended(pairs, whole):
+    assert verify(whole.directory, model=network(), data=pairs).identical
+    again = compress(IN_ROUNDS, network(), pairs, whole.directory, resume=True)
     assert model_digest(again.model) == model_digest(whole.model)

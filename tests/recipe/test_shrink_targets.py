@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from shrink_recipes import network, shapes, shrink
-from tiny_recipes import Stop, prune, recipe, zeros
+from tiny_recipes import Stop, one_shot, prune, recipe, zeros
 
 from prunekit.anatomy.files.digests import model_digest
 from prunekit.recipe.run.runner import compress, plan
@@ -45,7 +45,7 @@ def measured(monkeypatch):
 @pytest.mark.every_backend(cases=0)
 @pytest.mark.parametrize("target", ["bytes", "latency"])
 def test_a_measured_target_is_reached_planned_and_reported(pairs, measured, target):
-    steps = recipe(shrink(**{target: 0.7}), {"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}})
+    steps = recipe(shrink(**{target: 0.7}), one_shot(0.5))
     found = plan(steps, network(width=60), pairs)
     assert f", {target} to 0." in found.steps[0].text
     assert any(note.startswith(f"shrink to a share of the {target}: the sizes above") for note in found.notes)
@@ -107,15 +107,7 @@ def test_the_bytes_of_a_run_are_those_of_its_exported_file(pairs, tmp_path):
 
 
 def test_whole_channels_are_pruned_and_the_zero_ones_removed(pairs):
-    pruned = {
-        "prune": {
-            "sparsity": 0.5,
-            "pattern": "channel",
-            "exclude": ["logits"],
-            "allocation": "uniform",
-            "repair": "none",
-        }
-    }
+    pruned = one_shot(0.5, pattern="channel", exclude=["logits"])
     # After a training, biases and normalizations make constants of the channels.
     steps = {"train": {"epochs": 1}}, pruned, shrink(channels="nonzero", epochs_per_round=1)
     result = compress(recipe(*steps), network(), pairs)
@@ -132,7 +124,7 @@ def test_the_plan_says_that_the_zero_channels_are_known_in_the_run_alone(pairs):
 
 
 def test_an_nm_pattern_after_the_removal_of_zero_channels_needs_a_multiple():
-    nm = {"prune": {"sparsity": 0.5, "pattern": "2:4", "allocation": "uniform", "repair": "none"}}
+    nm = one_shot(0.5, pattern="2:4")
     with pytest.raises(RecipeError, match=r"with channels: nonzero the earlier .*Write multiple: 4"):
         load_recipe(recipe(shrink(channels="nonzero"), nm), data_given=True)
     load_recipe(recipe(shrink(channels="nonzero", multiple=4), nm), data_given=True)
@@ -187,26 +179,39 @@ def test_a_growing_penalty_leaves_a_share_of_the_channels_alone(share, hint):
     assert f"expected the share that is left alone, in (0, 1). Received: {share}.{hint}" in str(found.value)
 
 
-def test_a_growing_penalty_makes_the_selected_channels_small(pairs):
-    steps = [{"train": {"epochs": 3, "growing_regularization": GROWING}}]
-    model = compress(recipe(*steps), network(), pairs).model
-    norms = np.sort(np.linalg.norm(np.array(model.get_layer("hidden").kernel), axis=0))
+def penalized(penalty):
+    return recipe({"train": {"epochs": 3, **penalty}})
+
+
+@pytest.fixture(scope="module")
+def grown(pairs):
+    return compress(penalized({"growing_regularization": GROWING}), network(), pairs)
+
+
+def test_a_growing_penalty_makes_the_selected_channels_small(pairs, grown):
+    norms = np.sort(np.linalg.norm(np.array(grown.model.get_layer("hidden").kernel), axis=0))
     assert norms[: norms.size // 2].max() < 0.3 * norms[norms.size // 2 :].min()
-    text = str(plan(recipe(*steps), network(), pairs))
+    text = str(plan(penalized({"growing_regularization": GROWING}), network(), pairs))
     assert "growing regularization of all but 0.5 of the channels" in text
 
 
-@pytest.mark.every_backend(cases=0)
-@pytest.mark.parametrize(
-    "penalty",
-    [pytest.param({"group_lasso": 0.5}, marks=pytest.mark.thorough), {"growing_regularization": GROWING}],
-    ids=str,
-)
-def test_a_run_with_a_penalty_resumes_with_the_same_bytes(pairs, tmp_path, penalty):
-    penalized, plain = (recipe({"train": {"epochs": 3, **more}}) for more in (penalty, {}))
-    whole = compress(penalized, network(), pairs)
+def resumed(steps, pairs, folder):
+    """The model of a run that was interrupted."""
     with pytest.raises(KeyboardInterrupt):
-        compress(penalized, network(), pairs, tmp_path / "run", progress=Stop(2))
-    resumed = compress(penalized, network(), pairs, tmp_path / "run", resume=True)
-    assert model_digest(resumed.model) == model_digest(whole.model)
-    assert model_digest(compress(plain, network(), pairs).model) != model_digest(whole.model)
+        compress(steps, network(), pairs, folder / "run", progress=Stop(2))
+    return compress(steps, network(), pairs, folder / "run", resume=True).model
+
+
+@pytest.mark.every_backend(cases=0)
+def test_a_run_with_a_penalty_resumes_with_the_same_bytes(pairs, tmp_path, grown):
+    steps = penalized({"growing_regularization": GROWING})
+    assert model_digest(resumed(steps, pairs, tmp_path)) == model_digest(grown.model)
+
+
+@pytest.mark.thorough
+@pytest.mark.every_backend(cases=0)
+def test_a_run_with_a_group_lasso_resumes_with_the_same_bytes(pairs, tmp_path):
+    steps = penalized({"group_lasso": 0.5})
+    whole = compress(steps, network(), pairs)
+    assert model_digest(resumed(steps, pairs, tmp_path)) == model_digest(whole.model)
+    assert model_digest(compress(penalized({}), network(), pairs).model) != model_digest(whole.model)

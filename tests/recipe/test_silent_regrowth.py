@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import yaml
-from tiny_recipes import ONE_SHOT, WHOLE, prune, recipe, zeros
+from tiny_recipes import ONE_SHOT, WHOLE, one_shot, prune, recipe, zeros
 
 from prunekit.recipe.run.execution import masks_the_model_came_with
 from prunekit.recipe.run.preparation import prepare, settled_recipe
@@ -67,9 +67,7 @@ def test_keep_zeros_false_lets_them_grow_back_and_says_it_in_the_plan(sparse, pa
 
 
 def test_what_earlier_steps_pruned_holds_also_where_found_zeros_may_grow_back(perceptron, pairs):
-    result = compress(
-        recipe({"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}}, LET_GO), perceptron, pairs
-    )
+    result = compress(recipe(one_shot(0.5), LET_GO), perceptron, pairs)
     assert both(result.model) == [64, 32]
 
 

@@ -54,23 +54,43 @@ def kinds():
     unregister_step("drift")
 
 
-@pytest.fixture(scope="module")
-def data():
-    rng = np.random.default_rng(3)
-    pair = rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
-    return pair, pair
-
-
 # ---- a whole run -----------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def watched(pairs, tmp_path_factory):
+    """A run; the models that replaced another; and how many zeros the last one had after each later epoch."""
+    models, counts = [], set()
+    inner = Workspace.replace_model
+
+    def remember(self, model, *args):
+        models.append(model)
+        inner(self, model, *args)
+
+    def look(item):
+        if item.kind == "finetune" and item.epoch:
+            counts.add(zeros(models[0], "hidden/kernel"))
+
+    register_step(HALVE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workspace, "replace_model", remember)
+        return (
+            compress(STEPS, network(), pairs, tmp_path_factory.mktemp("whole") / "run", progress=look),
+            models,
+            counts,
+        )
+
+
+@pytest.fixture(scope="module")
+def whole(watched):
+    return watched[0]
+
+
 @pytest.mark.every_backend(cases=0)
-def test_a_step_that_replaces_the_model_works_between_prune_and_finetune(data, tmp_path):
-    given = network()
-    result = compress(STEPS, given, data, tmp_path / "run")
-    assert result.model is not given
+def test_a_step_that_replaces_the_model_works_between_prune_and_finetune(whole):
+    result = whole
     assert weight_arrays(result.model)["hidden/kernel"].shape == (8, 8)
-    values = json.loads((tmp_path / "run" / "report.json").read_text())
+    values = json.loads((result.directory / "report.json").read_text())
     assert [step["kind"] for step in values["steps"]] == ["train", "prune", "halve", "finetune"]
     (section,) = values["steps"][2]["sections"]
     assert section["title"] == "Removed units" and [row[0] for row in section["rows"]] == ["hidden"] * 8
@@ -85,33 +105,21 @@ def test_a_step_that_replaces_the_model_works_between_prune_and_finetune(data, t
     assert result.report.compressed["hidden/kernel"]["after"] < result.report.compressed["hidden/kernel"]["before"]
 
 
-def test_zeros_hold_in_the_new_model_after_every_epoch(data, monkeypatch):
-    models, counts = [], set()
-    inner = Workspace.replace_model
-
-    def remember(self, model, *args):
-        models.append(model)
-        inner(self, model, *args)
-
-    def look(item):
-        if item.kind == "finetune" and item.epoch:
-            counts.add(zeros(models[0], "hidden/kernel"))
-
-    monkeypatch.setattr(Workspace, "replace_model", remember)
-    result = compress(STEPS, network(), data, progress=look)
+def test_zeros_hold_in_the_new_model_after_every_epoch(watched):
+    result, models, counts = watched
     assert models == [result.model]
     assert counts == {zeros(result.model, "hidden/kernel")} and counts.pop() > 0
 
 
 @tensorflow_only
-def test_changes_of_weights_that_stay_are_counted_on(data):
-    updates = {name: row["updates"] for name, row in compress(STEPS, network(), data).report.changes.items()}
+def test_changes_of_weights_that_stay_are_counted_on(whole):
+    updates = {name: row["updates"] for name, row in whole.report.changes.items()}
     assert updates == {"hidden/kernel": 10, "hidden/bias": 10, "logits/kernel": 10, "logits/bias": 25}
 
 
-def test_a_prune_step_behind_it_prunes_the_new_model(data):
+def test_a_prune_step_behind_it_prunes_the_new_model(pairs):
     steps = recipe(HALVING, prune(schedule={"final_sparsity": 0.5}), {"expect": {"sparsity": {"min": 0.5, "max": 0.5}}})
-    result = compress(steps, network(), data)
+    result = compress(steps, network(), pairs)
     assert zeros(result.model, "hidden/kernel") == 32 and zeros(result.model, "logits/kernel") == 16
     assert result.report.expectations[0]["met"]
 
@@ -119,8 +127,8 @@ def test_a_prune_step_behind_it_prunes_the_new_model(data):
 # ---- before a weight moves -------------------------------------------------------------------------------------------
 
 
-def test_the_plan_shows_the_step_and_later_steps_for_the_new_model(data):
-    found = plan(recipe(HALVING, prune(), {"finetune": {"epochs": 1}}), network(), data)
+def test_the_plan_shows_the_step_and_later_steps_for_the_new_model(pairs):
+    found = plan(recipe(HALVING, prune(), {"finetune": {"epochs": 1}}), network(), pairs)
     assert [(step.kind, step.text) for step in found.steps][0] == ("halve", "half of the units of hidden")
     assert [(target.name, target.shape) for target in found.steps[1].targets] == [
         ("hidden/kernel", (8, 8)),
@@ -140,11 +148,11 @@ def test_the_plan_shows_the_step_and_later_steps_for_the_new_model(data):
     ],
     ids=["no such layer", "a later step", "a layer without units"],
 )
-def test_what_the_model_refuses_is_refused_before_a_weight_moves(data, steps, message):
+def test_what_the_model_refuses_is_refused_before_a_weight_moves(pairs, steps, message):
     model = network()
     before = model_digest(model)
     with pytest.raises(RecipeError, match=message):
-        compress(recipe(*steps), model, data)
+        compress(recipe(*steps), model, pairs)
     assert model_digest(model) == before
 
 
@@ -207,21 +215,14 @@ def test_a_name_that_a_step_cannot_have_is_refused(name):
 # ---- the same again --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def whole(data, tmp_path_factory):
-    register_step(HALVE)
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    return compress(STEPS, network(), data, folder)
-
-
 @pytest.mark.thorough
 @pytest.mark.short(cases=1)
 @pytest.mark.parametrize("ends", [5, 6, 7], ids=["before its checkpoint", "in the step behind it", "an epoch later"])
-def test_a_run_that_is_interrupted_ends_with_the_same_bytes(data, tmp_path, whole, ends):
+def test_a_run_that_is_interrupted_ends_with_the_same_bytes(pairs, tmp_path, whole, ends):
     with pytest.raises(KeyboardInterrupt):
-        compress(STEPS, network(), data, tmp_path / "run", progress=Stop(ends))
+        compress(STEPS, network(), pairs, tmp_path / "run", progress=Stop(ends))
     assert unfinished(tmp_path / "run").is_dir()
-    resumed = compress(STEPS, network(), data, tmp_path / "run", resume=True)
+    resumed = compress(STEPS, network(), pairs, tmp_path / "run", resume=True)
     assert model_digest(resumed.model) == model_digest(whole.model)
     assert told(resumed.report) == told(whole.report)
     pairs = zip(resumed.model.optimizer.variables, whole.model.optimizer.variables, strict=True)
@@ -229,33 +230,40 @@ def test_a_run_that_is_interrupted_ends_with_the_same_bytes(data, tmp_path, whol
 
 
 @pytest.mark.thorough
-def test_a_finished_run_is_verified_and_returned_as_it_ended(data, whole):
-    assert verify(whole.directory, model=network(), data=data).identical
-    again = compress(STEPS, network(), data, whole.directory, resume=True)
+def test_a_finished_run_is_verified_and_returned_as_it_ended(pairs, whole):
+    assert verify(whole.directory, model=network(), data=pairs).identical
+    again = compress(STEPS, network(), pairs, whole.directory, resume=True)
     assert model_digest(again.model) == model_digest(whole.model)
     assert told(again.report) == told(whole.report)
 
 
+DRIFTING = recipe(prune(), {"drift": {"epochs": 2}})
+
+
+@pytest.fixture(scope="module")
+def drifted(pairs):
+    register_step(DRIFT)
+    return compress(DRIFTING, network(), pairs)
+
+
 @pytest.mark.parametrize("ends", [2, 3, 4, 5], ids=["in its first training", "after it", "between", "in its second"])
-def test_a_step_that_trains_with_a_callback_of_its_own_is_resumed_with_its_state(data, tmp_path, ends):
-    steps = recipe(prune(), {"drift": {"epochs": 2}})
-    straight = compress(steps, network(), data)
+def test_a_step_that_trains_with_a_callback_of_its_own_is_resumed_with_its_state(pairs, tmp_path, drifted, ends):
     with pytest.raises(KeyboardInterrupt):
-        compress(steps, network(), data, tmp_path / "run", progress=Stop(ends))
-    resumed = compress(steps, network(), data, tmp_path / "run", resume=True)
-    assert model_digest(resumed.model) == model_digest(straight.model)
-    assert told(resumed.report)["steps"] == told(straight.report)["steps"]
+        compress(DRIFTING, network(), pairs, tmp_path / "run", progress=Stop(ends))
+    resumed = compress(DRIFTING, network(), pairs, tmp_path / "run", resume=True)
+    assert model_digest(resumed.model) == model_digest(drifted.model)
+    assert told(resumed.report)["steps"] == told(drifted.report)["steps"]
     assert len(resumed.report.steps[1]["sections"][0]["rows"]) == 2
 
 
 @pytest.mark.every_backend(cases=0)
-def test_a_damaged_architecture_is_refused_in_one_line(data, tmp_path):
+def test_a_damaged_architecture_is_refused_in_one_line(pairs, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        compress(STEPS, network(), data, tmp_path / "run", progress=Stop(7))
+        compress(STEPS, network(), pairs, tmp_path / "run", progress=Stop(7))
     for file in unfinished(tmp_path / "run").glob("checkpoint-*"):
         found = read_snapshot(file)
         values = json.loads(json.dumps(found.values).replace('"Twice"', '"Thrice"'))
         write_snapshot(file, Snapshot(values, {name: np.array(array) for name, array in found.arrays.items()}))
     with pytest.raises(RecipeError, match="it needs Thrice, which is not registered here") as refused:
-        compress(STEPS, network(), data, tmp_path / "run", resume=True)
+        compress(STEPS, network(), pairs, tmp_path / "run", resume=True)
     assert "\n" not in str(refused.value)

@@ -18,7 +18,12 @@ def prune(epochs=2, **others):
     return {"prune": {"epochs": epochs, "schedule": schedule, "allocation": "uniform", **others}}
 
 
-ONE_SHOT = recipe({"prune": {"sparsity": 0.5, "allocation": "uniform", "repair": "none"}})
+def one_shot(sparsity, **others):
+    """A step that prunes without a training and without a repair."""
+    return {"prune": {"sparsity": sparsity, **others, "allocation": "uniform", "repair": "none"}}
+
+
+ONE_SHOT = recipe(one_shot(0.5))
 WHOLE = recipe(
     {"train": {"epochs": 1}},
     prune(exclude=["logits"]),

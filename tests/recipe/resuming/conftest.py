@@ -3,14 +3,9 @@
 import shutil
 
 import pytest
-from unfinished_runs import WHOLE, data, interrupted, network
+from unfinished_runs import WHOLE, interrupted, network
 
 from prunekit.recipe.run.runner import compress
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    return data()
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,9 @@
 """A small run that is interrupted, and what is on disk of it."""
 
 import keras
-import numpy as np
 import pytest
 from backends import BACKEND
-from tiny_recipes import Stop
+from tiny_recipes import Stop, one_shot
 
 from prunekit.recipe.run.runner import compress
 
@@ -20,7 +19,7 @@ WHOLE = {
         {"train": {"epochs": 2}},
         {"export": {"formats": ["keras"], "name": "dense"}},
         {"prune": {"epochs": 3, "schedule": SCHEDULE, "criterion": CRITERION, "allocation": "uniform"}},
-        {"prune": {"sparsity": 0.9, "include": ["hidden"], "allocation": "uniform", "repair": "none"}},
+        one_shot(0.9, include=["hidden"]),
         {"finetune": {"epochs": 1}},
         {"export": {"formats": ["keras"]}},
     ],
@@ -35,13 +34,6 @@ def network():
         keras.layers.Dense(4, name="logits"),
     ]
     return keras.Sequential([keras.Input((8,), name="features"), *layers], name="tiny")
-
-
-def data():
-    """The same samples to train on and to test with."""
-    rng = np.random.default_rng(3)
-    pair = rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
-    return pair, pair
 
 
 def interrupted(pairs, path, ends=5, recipe=WHOLE, error=KeyboardInterrupt, **options):
