@@ -12,7 +12,15 @@ import backend_masks
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND, as_on_an_accelerator, batches_read_ahead, jax_only, sync_model_state, tensorflow_only
+from backends import (
+    BACKEND,
+    as_on_an_accelerator,
+    batches_read_ahead,
+    jax_only,
+    sync_model_state,
+    tensorflow_only,
+    zero_counts,
+)
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
 from prunekit.techniques.pruning.masks.mask_store import LeakError
@@ -29,10 +37,6 @@ RISE = PolynomialDecay(0.2, 0.75, begin_step=0, end_step=8, frequency=3)
 def compiled(perceptron):
     perceptron.compile(keras.optimizers.Adam(0.01), LOSS)
     return perceptron
-
-
-def zeros(model):
-    return [int((layer.kernel.numpy() == 0).sum()) for layer in model.layers]
 
 
 class Audit(keras.callbacks.Callback):
@@ -71,7 +75,7 @@ def test_after_every_batch_exactly_what_was_asked_is_zero(compiled, samples, opt
     sizes = [layer.kernel.numpy().size for layer in compiled.layers]
     assert audit.counts == [[round(asked * size) for size in sizes] for asked in audit.sparsities]
     assert audit.sparsities == [RISE(RISE.latest_update(step)) for step in range(1, 16)]
-    assert zeros(compiled) == [96, 48]
+    assert zero_counts(compiled) == [96, 48]
     assert (audit.left_in_fit > 0) != hand_over
 
 
@@ -191,11 +195,11 @@ def test_a_second_fit_with_averages_continues(compiled, samples):
     for _ in range(2):
         compiled.fit(*samples, batch_size=16, verbose=0, callbacks=[pruning])
         compiled.evaluate(*samples, verbose=0)
-        assert zeros(compiled) == [64, 32] and not any(pruning.pruner.audit().values())
+        assert zero_counts(compiled) == [64, 32] and not any(pruning.pruner.audit().values())
     with Pruner(compiled, ConstantSparsity(0.75, begin_step=0), allocation="uniform") as pruner:
         compiled.train_on_batch(*samples)
         pruner.step()
-    assert zeros(compiled) == [96, 48]
+    assert zero_counts(compiled) == [96, 48]
 
 
 @pytest.mark.every_backend(cases=2)
@@ -220,7 +224,7 @@ def test_an_error_while_a_batch_is_read_leaves_weights_as_the_newest_masks_have_
         compiled.fit(batches, steps_per_epoch=8, shuffle=False, verbose=0, callbacks=pruning)
     # What a schedule asks after so many updates, of the layers that are pruned.
     share = 0.75 + (0.2 - 0.75) * (1 - updates / 8) ** 3
-    assert zeros(compiled)[:together] == [round(share * 128), round(share * 64)][:together]
+    assert zero_counts(compiled)[:together] == [round(share * 128), round(share * 64)][:together]
     assert [sum(each.pruner.audit().values()) for each in pruning] == [0] * together
     held = [*compiled.trainable_variables, *compiled.optimizer.variables]
     assert not any("mask" in variable.path for variable in held)

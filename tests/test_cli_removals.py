@@ -106,10 +106,7 @@ class TestPrune:
         ("arguments", "message"),
         [
             (["MODEL", "--sparsity", "0.5", "-o", "new.keras", "--label", "y"], "--label needs --data."),
-            (
-                ["MODEL", "--sparsity", "0.5", "-o", "new.keras", "--data", "d.csv"],
-                "d.csv",
-            ),
+            (["MODEL", "--sparsity", "0.5", "-o", "new.keras", "--data", "d.csv"], "d.csv"),
             (["gone.keras", "--sparsity", "0.5", "-o", "new.keras"], "gone.keras: no such file."),
             (["MODEL", "--sparsity", "0.5", "-o", "new.h5"], "-o takes the name of a .keras file. Received: 'new.h5'."),
             (["MODEL", "--sparsity", "0.5", "-o", "MODEL"], "-o names a new file; MODEL is another one."),
@@ -227,10 +224,7 @@ class TestShrink:
             (["MODEL", "--macs", "0.001", "-o", "new.keras"], "The reachable range is"),
             (["MODEL", "--bytes", "0.1", "-o", "new.keras"], "bytes=0.1 cannot be reached within 2%"),
             (["MODEL", "--latency", "60", "-o", "new.keras"], "For 60 %, pass 0.6."),
-            (
-                ["MODEL", "--channels", "3", "-o", "new.keras"],
-                "3 of the model's 8 removable channels, pass",
-            ),
+            (["MODEL", "--channels", "3", "-o", "new.keras"], "3 of the model's 8 removable channels, pass"),
             (["MODEL", "--channels", "0.5", "-o", "new.keras", "--label", "y"], "--label needs --data."),
             (["MODEL", "--channels", "0.5", "-o", "new.keras", "--exclude", "nothing"], "nothing"),
             (

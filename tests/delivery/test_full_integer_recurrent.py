@@ -217,11 +217,7 @@ REFUSED = {
         (LENGTH, FEATURES),
         "the activation softsign has no integer form inside recurrent layers",
     ),
-    "both directions": (
-        lambda x: L.Bidirectional(L.LSTM(4), name="lstm")(x),
-        (None, FEATURES),
-        OPEN,
-    ),
+    "both directions": (lambda x: L.Bidirectional(L.LSTM(4), name="lstm")(x), (None, FEATURES), OPEN),
 }
 
 

@@ -1,13 +1,11 @@
 """Sections of reports: plain data that the terminal, the page and JSON render alike, whoever made them."""
 
 import dataclasses
-import io
 import json
 import math
 
 import pytest
-from rich.console import Console
-from run_reports import HOSTILE, make
+from run_reports import HOSTILE, make, terminal
 
 from prunekit import cli
 from prunekit.anatomy.records.sections import KINDS, Column, Picture, Section
@@ -17,7 +15,7 @@ from prunekit.delivery.pages.pictures import PLOTS
 from prunekit.delivery.reports import formatting, report_sections
 from prunekit.delivery.reports.report_sections import sections_of
 from prunekit.delivery.reports.run_report import RunReport, json_ready
-from prunekit.delivery.reports.terminal_report import FittedTable, render_terminal
+from prunekit.delivery.reports.terminal_report import FittedTable
 
 LONG = "a_very_long_name/" * 30 + "kernel"
 AWKWARD = Section(
@@ -55,12 +53,6 @@ def with_sections(*sections):
     report = make()
     step = {"kind": "shrink", "name": "half", "seconds": 1.0, "history": {}, "accuracy": None}
     return dataclasses.replace(report, steps=(*report.steps, {**step, "sections": list(sections)}))
-
-
-def terminal(report, width=100, is_terminal=False):
-    text = io.StringIO()
-    render_terminal(report, Console(file=text, width=width, force_terminal=is_terminal, color_system=None))
-    return text.getvalue()
 
 
 def test_a_section_survives_strict_json_there_and_back():

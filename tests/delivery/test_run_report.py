@@ -9,19 +9,13 @@ from html.parser import HTMLParser
 
 import pytest
 from rich.console import Console
-from run_reports import HOSTILE, make
+from run_reports import HOSTILE, make, terminal
 
 from prunekit.anatomy.cost.inspection import Report
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.delivery.pages.html_report import render_html
 from prunekit.delivery.reports.run_report import RunReport, bound_text
-from prunekit.delivery.reports.terminal_report import inspect_table, render_terminal
-
-
-def terminal(report, width=100, is_terminal=False):
-    text = io.StringIO()
-    render_terminal(report, Console(file=text, width=width, force_terminal=is_terminal, color_system=None))
-    return text.getvalue()
+from prunekit.delivery.reports.terminal_report import inspect_table
 
 
 def test_a_report_survives_strict_json_there_and_back():

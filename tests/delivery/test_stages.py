@@ -1,14 +1,12 @@
 """Speed and size of a run's models: the two lines, the table, the card, the pictures, and reports without them."""
 
 import dataclasses
-import io
 import json
 import re
 
 import numpy as np
 import pytest
-from rich.console import Console
-from run_reports import STAGES, make
+from run_reports import STAGES, make, terminal
 
 from prunekit.anatomy.records.sections import Section
 from prunekit.delivery.pages.html_report import render_html
@@ -20,7 +18,6 @@ from prunekit.delivery.reports.report_sections import sections_of
 from prunekit.delivery.reports.rows import DISK, DOWNLOAD, RuntimeAdvice, StageRow
 from prunekit.delivery.reports.run_report import RunReport
 from prunekit.delivery.reports.stages import size_line, speed_line, stage_section, with_measured_sizes
-from prunekit.delivery.reports.terminal_report import render_terminal
 
 ACCURACY = keras_metric("accuracy")
 FASTER = "Faster: 10.0 µs per call as litert-dynamic-int8, 40.0 µs before: 4.00x as fast; 2.00x as fast in the same format, litert."  # noqa: E501
@@ -29,12 +26,6 @@ SMALLER = "Smaller: 16.0 kB as litert-sparse, 160 kB before (10.0 %); after gzip
 
 def report(stages=STAGES, notes=("Latency: median of 9 rounds.",)):
     return dataclasses.replace(make(), stages=tuple(stages), stage_notes=tuple(notes))
-
-
-def terminal(found, width=200):
-    text = io.StringIO()
-    render_terminal(found, Console(file=text, width=width, force_terminal=False, color_system=None))
-    return text.getvalue()
 
 
 def with_latency(*seconds):
@@ -84,7 +75,7 @@ def test_a_model_that_did_not_convert_has_no_size_to_compare_with():
 def test_the_terminal_the_page_and_the_json_have_the_same_figures():
     again = RunReport.from_dict(json.loads(json.dumps(report().to_dict(), allow_nan=False)))
     assert again.stages == STAGES
-    page, text = render_html(again), terminal(again)
+    page, text = render_html(again), terminal(again, 200)
     for line in (FASTER, SMALLER, "Latency: median of 9 rounds."):
         assert line in text.splitlines() and page.count(line) == 1
     row = next(line for line in text.splitlines() if line.startswith("exported: litert-sparse"))
@@ -106,7 +97,7 @@ def test_a_report_of_an_older_version_has_no_such_section():
 
 def test_a_run_that_measured_nothing_says_so_in_one_line():
     found = report((), ("Not measured: the recipe exports no LiteRT file.",))
-    assert "Speed and size: Not measured: the recipe exports no LiteRT file." in terminal(found).splitlines()
+    assert "Speed and size: Not measured: the recipe exports no LiteRT file." in terminal(found, 200).splitlines()
     (section,) = [one for one in sections_of(found) if one.title == "Speed and size"]
     assert not section.parts and not section.pictures
 

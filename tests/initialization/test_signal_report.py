@@ -61,10 +61,7 @@ def test_a_loss_may_be_a_function_or_an_object(batch, perceptron):
     x, y = batch[:, :8], np.zeros(32, int)
     named = signal_report(perceptron, x, y=y, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     function = signal_report(
-        perceptron,
-        x,
-        y=y,
-        loss=lambda y, out: keras.losses.sparse_categorical_crossentropy(y, out, from_logits=True),
+        perceptron, x, y=y, loss=lambda y, out: keras.losses.sparse_categorical_crossentropy(y, out, from_logits=True)
     )
     assert named.layers == function.layers
 

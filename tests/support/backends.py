@@ -17,6 +17,11 @@ def sync_model_state(model):
     getattr(model, "jax_state_sync", lambda: None)()
 
 
+def zero_counts(model):
+    """How many entries of each layer's kernel are zero, in the model's order."""
+    return [int((keras.ops.convert_to_numpy(layer.kernel) == 0).sum()) for layer in model.layers]
+
+
 def as_on_an_accelerator(monkeypatch):
     """Has JAX on a CPU differ from itself as a GPU does, in two respects that tests and users see.
 

@@ -1,14 +1,17 @@
 """A report of a run that never was, with all that can go wrong in it: hostile names, missing and non-finite figures."""
 
+import io
 import math
 
 import numpy as np
+from rich.console import Console
 
 from prunekit.anatomy.cost.inspection import Event, Report, WeightRow
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.delivery.reports.plot_data import weight_histogram
 from prunekit.delivery.reports.rows import StageRow
 from prunekit.delivery.reports.run_report import RunReport, compressed_sizes
+from prunekit.delivery.reports.terminal_report import render_terminal
 from prunekit.operations.export import ExportRow, RuntimeAdvice
 
 HOSTILE = "<script>alert(1)</script>/kernel"
@@ -75,3 +78,10 @@ def make(weights=3):
         changes={name: {"updates": 20, "change": 0.01, "last": 0.01, "largest": 0.02, "norm": 4.0, "relative": 0.0025}
                  for name in names[:-1]},
     )  # fmt: skip
+
+
+def terminal(report, width=100, is_terminal=False):
+    """The report as a terminal of that width shows it."""
+    text = io.StringIO()
+    render_terminal(report, Console(file=text, width=width, force_terminal=is_terminal, color_system=None))
+    return text.getvalue()

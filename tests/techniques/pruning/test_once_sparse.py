@@ -6,6 +6,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+from backends import zero_counts
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
 from prunekit.techniques.pruning.training.callbacks import PruningCallback
@@ -58,10 +59,6 @@ class Score(keras.callbacks.Callback):
         self.weights.append(self.model.get_weights())
 
 
-def zeros(model):
-    return [int((layer.kernel.numpy() == 0).sum()) for layer in model.layers]
-
-
 def ordered(first, others, pruning):
     return [*others, *pruning] if first else [*pruning, *others]
 
@@ -98,7 +95,12 @@ def test_files_and_restored_weights_are_the_best_of_the_sparse_epochs(compiled, 
     assert len(history.history["learning_rate"]) == 3
     for value, restored in zip(score.weights[2], compiled.get_weights(), strict=True):
         np.testing.assert_array_equal(value, restored)
-    assert zeros(compiled) == zeros(keras.models.load_model(best)) == zeros(keras.models.load_model(often)) == [96, 48]
+    assert (
+        zero_counts(compiled)
+        == zero_counts(keras.models.load_model(best))
+        == zero_counts(keras.models.load_model(often))
+        == [96, 48]
+    )
 
 
 def test_with_several_pruning_callbacks_the_last_one_to_land_decides(compiled, batches):
@@ -147,7 +149,7 @@ def test_the_rules_of_tfmot_save_epochs_with_their_zeros(compiled, batches, tmp_
     path = tmp_path / "last.keras"
     pruning = PruningCallback(ConstantSparsity(0.75, begin_step=1, frequency=1), policy="tfmot")
     compiled.fit(**batches, callbacks=[AtFinalSparsity(keras.callbacks.ModelCheckpoint(path)), pruning])
-    assert zeros(keras.models.load_model(path)) == zeros(compiled) == [96, 48]
+    assert zero_counts(keras.models.load_model(path)) == zero_counts(compiled) == [96, 48]
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,7 @@ def test_values_that_are_not_finite_are_refused_with_the_name_of_the_layer():
     model = network()
     model.get_layer("down").bias.assign([0.0, np.nan, 0.0])
     with pytest.raises(
-        ValueError,
-        match="The outputs of 'conv', and of layers that share its grid, must be finite.*Check these data",
+        ValueError, match="The outputs of 'conv', and of layers that share its grid, must be finite.*Check these data"
     ):
         grids_of(model, batches(1))
 

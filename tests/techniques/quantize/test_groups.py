@@ -262,11 +262,7 @@ def test_the_report_names_weights_with_one_scale_for_each_output():
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        (
-            dict(group_size=32),
-            ValueError,
-            "No integer kernel .*Received: group_size=32 and activation_bits=8.",
-        ),
+        (dict(group_size=32), ValueError, "No integer kernel .*Received: group_size=32 and activation_bits=8."),
         (dict(group_size=32, activation_bits=16), ValueError, "Received: group_size=32 and activation_bits=16"),
         (dict(group_size=15, activation_bits="float"), ValueError, "16 or more: .*Received: 15"),
         (dict(group_size=-1, activation_bits="float"), ValueError, "16 or more: .*Received: -1"),
