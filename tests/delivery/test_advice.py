@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from backends import tensorflow_only
+from backends import converts, tensorflow_only
 from exported_networks import identity, mobile_network, prune
 from keras import layers
 
@@ -12,10 +12,7 @@ from prunekit.anatomy.cost.inspection import inspect
 from prunekit.operations.export import runtime_advice
 
 # Keras's own conversion of a variable to NumPy, whenever a model is saved.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-    pytest.mark.every_backend,
-]
+pytestmark = [converts, pytest.mark.every_backend]
 
 
 def advice_for(model):

@@ -8,7 +8,7 @@ import zipfile
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND, tensorflow_only
+from backends import BACKEND, converts, tensorflow_only
 from exported_networks import identity, left_in, mobile_network, prune
 from keras import layers
 from networks import sequential
@@ -20,10 +20,7 @@ from prunekit.operations import export as export_module
 from prunekit.operations.export import FORMATS, export
 
 # Keras's own conversion of a variable to NumPy, whenever a model is saved.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-    pytest.mark.every_backend,
-]
+pytestmark = [converts, pytest.mark.every_backend]
 
 FLOATS = [name for name in FORMATS if name != "litert-dynamic-int8"]
 

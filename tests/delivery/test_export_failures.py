@@ -8,7 +8,7 @@ import tempfile
 import keras
 import numpy as np
 import pytest
-from backends import tensorflow_only
+from backends import converts, tensorflow_only
 from exported_networks import KINDS, left_in
 from keras import layers
 
@@ -17,10 +17,7 @@ from prunekit.operations import export as export_module
 from prunekit.operations.export import export
 
 # Keras's own conversion of a variable to NumPy, whenever a model is saved.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-    pytest.mark.every_backend,
-]
+pytestmark = [converts, pytest.mark.every_backend]
 
 
 @tensorflow_only

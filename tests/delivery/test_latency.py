@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from backends import tensorflow_only
+from backends import converts, tensorflow_only
 from keras import layers
 
 from prunekit.delivery.litert import stopwatch
@@ -11,7 +11,7 @@ from prunekit.delivery.litert.latency import ScriptFailed, input_arrays, measure
 
 pytestmark = [
     tensorflow_only,
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+    converts,
 ]
 
 

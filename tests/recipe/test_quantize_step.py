@@ -75,8 +75,9 @@ def test_a_run_writes_the_integer_file_and_measures_it(rounded):
     (row,) = rounded.report.to_dict()["exports"]
     assert row["format"] == "litert-integer" and row["status"] == "ok" and row["file"] == "model-int8.tflite"
     # No float file of the model after the step stands beside metrics of integers.
-    before, file = rounded.report.to_dict()["stages"]
-    assert (before["name"], file["name"]) == ("before", "litert-integer") and file["latency"] is not None
+    *_, file = stages = rounded.report.to_dict()["stages"]
+    assert [one["name"] for one in stages] == ["before", "after 2. prune", "litert-integer"]
+    assert file["latency"] is not None
     found = sections_of(rounded, 2)
     columns = [one["name"] for one in found["Metrics of the integer model"]["columns"]]
     assert columns == ["Metric", "Before", "Simulated", "File"]
@@ -105,7 +106,10 @@ def test_inputs_and_outputs_of_the_file_are_uint8_where_asked(rounded):
     interpreter = Interpreter(str(rounded.directory / "exports" / "model-int8.tflite"))
     found = [*interpreter.get_input_details(), *interpreter.get_output_details()]
     assert [one["dtype"] for one in found] == [np.uint8] * 2
-    for activations, message in ((16, "those of files with activations: 8"), ("float", "outputs in floating point")):
+    for activations, message in (
+        (16, "those of files with activation_bits: 8"),
+        ("float", "outputs in floating point"),
+    ):
         with pytest.raises(RecipeError, match=message):
             load_recipe(recipe(quantize(integer_io="uint8", activation_bits=activations)), data_given=True)
 

@@ -5,7 +5,7 @@ import json
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND, tensorflow_only
+from backends import BACKEND, converts, tensorflow_only
 from tiny_recipes import Stop, prune, recipe
 
 import prunekit as pk
@@ -16,7 +16,7 @@ from prunekit.recipe.run.runner import compress, verify
 from prunekit.recipe.state import export_samples, stages
 from prunekit.recipe.state.directory import unfinished
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+pytestmark = converts
 
 TRAIN = {"train": {"epochs": 1}}
 SHRINK = {"shrink": {"channels": 0.5}}

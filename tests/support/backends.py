@@ -8,6 +8,8 @@ BACKEND = keras.backend.backend()
 
 tensorflow_only = pytest.mark.skipif(BACKEND != "tensorflow", reason="is about TensorFlow's graphs or gradient tapes")
 jax_only = pytest.mark.skipif(BACKEND != "jax", reason="is about JAX's compiled steps")
+# TensorFlow's converter copies arrays in a way that NumPy warns of.
+converts = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 # JAX takes float64 for float32 unless a process says otherwise before it starts.
 PRECISIONS = ["float32"] if BACKEND == "jax" else ["float32", "float64"]
 
