@@ -189,27 +189,28 @@ def test_ticks_of_errors_stay_apart(values, width):
     assert apart([tick.get_window_extent() for tick in ticks])
 
 
-# ---- both ------------------------------------------------------------------------------------------------------------
+# ---- all ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plot", ["ranges", "errors"])
+@pytest.mark.parametrize("plot", ["ranges", "errors", "channels"])
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 def test_names_of_layers_are_drawn_as_they_are(name, plot):
-    row = {"name": name, "low": -1, "high": 1, "chosen": "kernel", "error": 0.1, "bits": 4}
-    text = to_svg(PLOTS[plot]({plot: [row]}, 560), "label", prefix="p")
+    row = {"name": name, "low": -1, "high": 1, "chosen": "kernel", "error": 0.1, "bits": 4, "before": 3, "after": 1}
+    text = to_svg(PLOTS[plot]({"groups" if plot == "channels" else plot: [row]}, 560), "label", prefix="p")
     assert "\u202e" not in text and "<b>" not in text and "x" * 31 not in text
     assert ("$a$/kernel" in text) == (name == HOSTILE["formula"])
 
 
 @pytest.mark.parametrize(
-    ("plot", "rows", "colours"),
+    ("plot", "data", "colours"),
     [
-        ("ranges", [*ranges((-1, 1)), *ranges((0, 1), chosen="kernel")], ("after", "muted", "ink", "grid")),
-        ("errors", [*errors(0.1, bits=8), *errors(0.2, bits=4)], ("after", "metric", "ink", "grid")),
+        ("ranges", {"ranges": ranges((-1, 1)) + ranges((0, 1), chosen="kernel")}, ("after", "muted", "ink", "grid")),
+        ("errors", {"errors": errors(0.1, bits=8) + errors(0.2, bits=4)}, ("after", "metric", "ink", "grid")),
+        ("channels", {"groups": [{"name": "a", "before": 8, "after": 3}]}, ("before", "after", "ink", "muted")),
     ],
 )
-def test_colours_of_both_pictures_follow_the_theme_of_the_page(plot, rows, colours):
-    text = to_svg(PLOTS[plot]({plot: rows}, 560), "label", prefix="p")
+def test_colours_of_pictures_follow_the_theme_of_the_page(plot, data, colours):
+    text = to_svg(PLOTS[plot](data, 560), "label", prefix="p")
     used = set(re.findall(r"var\(--\w+, #\w+\)", text))
     assert {f"var(--{name}, {COLOURS[name]})" for name in colours} <= used
 

@@ -2,10 +2,10 @@
 
 import json
 
-import keras
 import numpy as np
 import pytest
 from backends import BACKEND, converts, tensorflow_only
+from networks import dense_network
 from tiny_recipes import Stop, prune, recipe
 
 import prunekit as pk
@@ -28,9 +28,7 @@ NOTHING = "Speed and size of the models were not measured: "
 
 
 def network(width=32):
-    keras.utils.set_random_seed(20)
-    layers = [keras.layers.Dense(width, activation="relu", name="hidden"), keras.layers.Dense(4, name="logits")]
-    return keras.Sequential([keras.Input((8,), name="features"), *layers], name="tiny")
+    return dense_network(8, seed=20, hidden=width, logits=4)
 
 
 def names(report):
@@ -194,9 +192,7 @@ def test_a_run_that_removes_nothing_has_nothing_to_compare_with(pairs):
 @tensorflow_only
 def test_half_of_the_channels_are_measured_to_be_faster(pairs, monkeypatch):
     monkeypatch.setattr("prunekit.recipe.state.stages._SECONDS", 0.5)
-    keras.utils.set_random_seed(20)
-    layers = [keras.layers.Dense(1024, activation="relu") for _ in range(2)]
-    model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(4)])
+    model = dense_network(8, seed=20, hidden=1024, second=1024, logits=4)
     report = compress(recipe(SHRINK, {"export": {"formats": ["litert"]}}), model, pairs).report
     before, after = report.stages
     assert before.latency > 1.5 * after.latency

@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 from backends import tensorflow_only
+from networks import dense_network
 
 import prunekit as pk
 from prunekit.core.runtime.snapshot import Snapshot, read_snapshot, write_snapshot
@@ -15,11 +16,6 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 RISE = pk.schedules.PolynomialDecay(initial_sparsity=0.25, final_sparsity=0.75, begin_step=1, end_step=5, frequency=3)
 
 
-def network():
-    layers = [keras.layers.Dense(16, activation="relu", name="hidden"), keras.layers.Dense(4, name="logits")]
-    return keras.Sequential([keras.Input((8,)), *layers])
-
-
 def pruner_state(pruner):
     return pruner.state().to_snapshot()
 
@@ -30,7 +26,7 @@ def restore_pruner(pruner, snapshot):
 
 def trained(samples, criterion="magnitude"):
     """A pruner after five updates, and its model."""
-    model = network()
+    model = dense_network(8, hidden=16, logits=4)
     model.compile("adam", LOSS)
     pruning = pk.PruningCallback(RISE, criterion=criterion, allocation="uniform")
     model.fit(*samples, batch_size=14, epochs=1, verbose=0, callbacks=[pruning])
@@ -39,7 +35,7 @@ def trained(samples, criterion="magnitude"):
 
 def other(model, criterion="magnitude", **options):
     """A new pruner of a copy of the model, with a built optimizer in the same state."""
-    copy = network()
+    copy = dense_network(8, hidden=16, logits=4)
     copy.set_weights(model.get_weights())
     copy.compile("adam", LOSS)
     copy.optimizer.build(copy.trainable_variables)
