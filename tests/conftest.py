@@ -126,17 +126,21 @@ def perceptron():
     return dense_network(8, hidden=16, logits=4)
 
 
-@pytest.fixture(scope="module")
-def samples():
-    """70 random inputs of 8 features and labels of 4 classes: the last batch of 16 is ragged."""
+def draw_samples():
     rng = np.random.default_rng(3)
     return rng.normal(size=(70, 8)).astype("float32"), rng.integers(0, 4, 70)
 
 
+@pytest.fixture
+def samples():
+    """70 random inputs of 8 features and labels of 4 classes: the last batch of 16 is ragged."""
+    return draw_samples()
+
+
 @pytest.fixture(scope="module")
-def pairs(samples):
-    """The same samples to train on and to test with, as recipes take them."""
-    return samples, samples
+def pairs():
+    """The same samples to train on and to test with, as recipes take them; no test changes them."""
+    return (draw_samples(),) * 2
 
 
 @pytest.fixture

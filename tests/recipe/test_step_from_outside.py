@@ -225,8 +225,8 @@ def test_a_run_that_is_interrupted_ends_with_the_same_bytes(pairs, tmp_path, who
     resumed = compress(STEPS, network(), pairs, tmp_path / "run", resume=True)
     assert model_digest(resumed.model) == model_digest(whole.model)
     assert told(resumed.report) == told(whole.report)
-    pairs = zip(resumed.model.optimizer.variables, whole.model.optimizer.variables, strict=True)
-    assert all(np.array_equal(*map(keras.ops.convert_to_numpy, pair)) for pair in pairs)
+    variables = zip(resumed.model.optimizer.variables, whole.model.optimizer.variables, strict=True)
+    assert all(np.array_equal(*map(keras.ops.convert_to_numpy, pair)) for pair in variables)
 
 
 @pytest.mark.thorough
