@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
 
 from prunekit.anatomy.layers.layers import is_repeater, own_variables, sublayers, weights_of
 from prunekit.anatomy.layers.model_weights import check_built, places, weights_in
-from prunekit.anatomy.records.display import Displayed, data_frame
+from prunekit.anatomy.records.display import Displayed
+from prunekit.anatomy.records.sections import Column, Section
 from prunekit.anatomy.records.tables import aligned
 from prunekit.core.runtime import backend
 from prunekit.core.statistics.layer_observer import (
@@ -93,13 +94,16 @@ class SignalReport(Displayed):
     """Statistics of the outputs and gradients of each layer on one batch, in call order.
 
     Attributes:
-        model: Name of the model.
+        model_name: Name of the model.
         examples: Number of examples in the batch.
         gradient_of: Description of the differentiated function: the loss, or the random direction.
         layers: One row per layer call.
     """
 
-    model: str
+    derived: ClassVar = ("verdict",)
+    main_items: ClassVar = "layers"
+
+    model_name: str
     examples: int
     gradient_of: str
     layers: tuple[LayerSignal, ...]
@@ -114,17 +118,29 @@ class SignalReport(Displayed):
         """The first layer with the worst verdict; None if all layers are healthy."""
         return next((row for row in self.layers if row.verdict == self.verdict != "healthy"), None)
 
-    def to_dataframe(self) -> Any:
-        """The layers as a `pandas.DataFrame`, one row per layer call, indexed by the layer's name.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
-        return data_frame([asdict(row) for row in self.layers], "layer")
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields and the verdict as a JSON-serialisable dictionary (infinities and NaN as in Python's `json`)."""
-        return asdict(self) | {"verdict": self.verdict}
+    def sections(self) -> tuple[Section, ...]:
+        """Returns the table of the outputs and gradients of each layer on one batch."""
+        columns = (
+            Column("Layer", "name"),
+            Column("Kind", under="Layer", keep=2),
+            Column("Verdict", "status"),
+            Column("Mean", "number", keep=3),
+            Column("Standard deviation", "number", keep=5),
+            Column("Of the first", "number", keep=6),
+            Column("Zeros", "fraction", keep=4),
+            Column("Saturated", "fraction", keep=4),
+            Column("Gradient norm", "number", keep=5),
+            Column("Of the last", "number", keep=6),
+        )
+        rows = tuple(
+            (
+                *(row.layer, f"{row.kind} ({row.activation})" if row.activation else row.kind, row.verdict),
+                *(row.mean, row.std, row.ratio, row.zeros, row.saturated, row.gradient_norm, row.gradient_ratio),
+            )
+            for row in self.layers
+        )
+        text = f"{self.examples:,} examples, gradient of {self.gradient_of}. Verdict: {self.verdict}."
+        return (Section(f"Signals in {self.model_name}", columns, rows, explanation=text),)
 
     def __str__(self) -> str:
         head = ("layer", "kind", "mean", "std", "/ first", "zeros", "saturated", "gradient", "/ last", "verdict")
@@ -132,7 +148,7 @@ class SignalReport(Displayed):
         worst = self.first_trouble
         end = f"{self.verdict}, first at {worst.layer}" if worst else self.verdict
         return "\n".join(
-            [f"{self.model}: {self.examples} examples, gradient of {self.gradient_of}", *table, f"verdict: {end}"]
+            [f"{self.model_name}: {self.examples} examples, gradient of {self.gradient_of}", *table, f"verdict: {end}"]
         )
 
 
@@ -204,7 +220,7 @@ def signal_report(
     rows = [_measured(call, gradient) for call, gradient in zip(calls, gradients, strict=True)]
     layers = [call.layer for call in calls]
     return SignalReport(
-        model=model.name,
+        model_name=model.name,
         examples=int(keras.tree.flatten(inputs)[0].shape[0]),
         gradient_of="a random direction of its outputs" if loss is None else f"the loss {_name_of(loss)}",
         layers=_judged(_names(model, layers), layers, rows),

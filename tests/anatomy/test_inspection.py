@@ -65,7 +65,7 @@ def test_every_weight_of_the_model_has_one_row_with_exact_figures():
     assert report.macs == 192 + 16 * 72
     assert report.sparse_macs == 139 + 16 * 72
     assert report.bytes == 4 * 287
-    assert (report.model, report.notes, report.skipped) == ("small", (), ())
+    assert (report.model_name, report.notes, report.skipped) == ("small", (), ())
 
 
 @pytest.mark.every_backend

@@ -3,6 +3,7 @@
 import builtins
 import dataclasses
 import html.parser
+import json
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ import run_reports
 from networks import dense_network
 
 import prunekit as pk
+from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.sections import Column, Section
 from prunekit.delivery.integers.integer_comparison import TensorDifference
 from prunekit.delivery.integers.integer_report import IntegerExport
@@ -146,7 +148,7 @@ def test_the_style_reaches_nothing_outside_the_element(results):
 def test_names_of_users_are_escaped(results):
     row = results["report"].weights[0]
     report = dataclasses.replace(
-        results["report"], model=HOSTILE, weights=(dataclasses.replace(row, name=HOSTILE),), notes=(HOSTILE,)
+        results["report"], model_name=HOSTILE, weights=(dataclasses.replace(row, name=HOSTILE),), notes=(HOSTILE,)
     )
     text = html_of(report)
     assert "<script" not in text and text.count("&lt;script&gt;") == 4
@@ -160,6 +162,28 @@ def test_outputs_of_one_notebook_have_different_ids(results):
 def test_other_results_are_refused():
     with pytest.raises(TypeError, match="A notebook shows reports, costs, sections and sweeps. Received: int"):
         html_of(3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_report_has_sections_values_a_frame_and_a_text(results, kind):
+    result = results[kind]
+    sections = result.sections()
+    assert isinstance(sections, tuple) and all(isinstance(section, Section) for section in sections)
+    assert set(json.loads(json.dumps(result.to_dict(), allow_nan=False))) >= {
+        *(item.name for item in dataclasses.fields(result)),
+        *result.derived,
+    }
+    assert len(result.to_dataframe()) >= 1 and str(result)
+
+
+def test_every_public_report_says_what_its_sections_and_rows_are():
+    public = {getattr(pk, name) for name in pk.__all__}
+    classes = [one for one in public if isinstance(one, type) and issubclass(one, Displayed)]
+    assert len(classes) >= 14
+    for one in classes:
+        assert one.makes or one.sections is not Displayed.sections, one
+        assert one.main_items or one.to_dataframe is not Displayed.to_dataframe, one
+        assert one.main_items in ("", *(item.name for item in dataclasses.fields(one))), one
 
 
 @pytest.mark.parametrize(

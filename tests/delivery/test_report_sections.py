@@ -8,13 +8,14 @@ import pytest
 from run_reports import HOSTILE, make, terminal
 
 from prunekit import cli
+from prunekit.anatomy.records.plain_data import plain
 from prunekit.anatomy.records.sections import KINDS, Column, Picture, Section
 from prunekit.delivery.pages import markup
 from prunekit.delivery.pages.html_report import render_html
 from prunekit.delivery.pages.pictures import PLOTS
 from prunekit.delivery.reports import formatting, report_sections
 from prunekit.delivery.reports.report_sections import sections_of
-from prunekit.delivery.reports.run_report import RunReport, json_ready
+from prunekit.delivery.reports.run_report import RunReport
 from prunekit.delivery.reports.terminal_report import FittedTable
 
 LONG = "a_very_long_name/" * 30 + "kernel"
@@ -179,7 +180,7 @@ def test_the_terminal_and_the_page_have_the_same_sections():
         assert f">{section.title}</h2>" in page
         assert (section.title in text) == (section.shown == "always")
     assert all(picture.plot in PLOTS for section in sections_of(report) for picture in section.pictures)
-    json.dumps(json_ready([section.to_dict() for section in sections_of(report)]), allow_nan=False)
+    json.dumps(plain([section.to_dict() for section in sections_of(report)]), allow_nan=False)
 
 
 def without_macs(report, names):

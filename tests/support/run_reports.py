@@ -38,7 +38,7 @@ def make(weights=3):
                       200, int((a != 0).sum()), 800)
             for name, a in arrays.items()
         )  # fmt: skip
-        return Report(model="net", weights=rows, **more)
+        return Report(model_name="net", weights=rows, **more)
 
     events = tuple(Event(step, asked, asked - 0.001) for step, asked in ((0, 0.0), (10, 0.7), (20, 0.89)))
     return RunReport(

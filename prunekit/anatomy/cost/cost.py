@@ -8,8 +8,8 @@ as data.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from prunekit.anatomy.graph.tracing import NOT_CALLED, Trace, checked_trace
 from prunekit.anatomy.layers.layers import sublayers
 from prunekit.anatomy.layers.model_weights import Weight, check_built, places, weights_in
-from prunekit.anatomy.records.display import Displayed, data_frame
+from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.anatomy.records.tables import at_least, known_sum, plain, table
 from prunekit.sparsity.arguments import whole
@@ -80,14 +80,18 @@ class Cost(Displayed):
     """The cost of a model, per layer and in total; `prunekit.anatomy.cost.cost.LayerCost` defines each figure.
 
     Attributes:
-        model: Name of the model.
+        model_name: Name of the model.
         batch_size: Number of examples in the pass.
         layers: One row per layer that computes or returns a new tensor, in the model's order.
         unknown: Layers with an unknown figure, and the reason. Totals leave unknown figures out, and are then lower
             bounds; a total of which no figure is known is None.
     """
 
-    model: str
+    derived: ClassVar = tuple(_TOTALS)
+    main_items: ClassVar = "layers"
+    makes: ClassVar = "prunekit.delivery.reports.model_sections:cost_sections"
+
+    model_name: str
     batch_size: int
     layers: tuple[LayerCost, ...]
     unknown: tuple[Skipped, ...] = ()
@@ -134,24 +138,12 @@ class Cost(Displayed):
         """Returns True if the figure `name` is known for every layer, so that its total is no lower bound."""
         return all(getattr(row, name) is not None for row in self.layers)
 
-    def to_dict(self) -> dict[str, Any]:
-        """All figures and totals as a dictionary that can be written as JSON."""
-        return asdict(self) | {name: getattr(self, name) for name in _TOTALS}
-
-    def to_dataframe(self) -> Any:
-        """The layers as a `pandas.DataFrame`, one row per layer, indexed by its name.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
-        return data_frame([asdict(row) for row in self.layers], "layer")
-
     def __str__(self) -> str:
         """A plain-text table of the layers, with totals and the unknown figures."""
         head = ("layer", "type", *_TOTALS.values())
         rows = [(row.layer, row.type, *(plain(getattr(row, name)) for name in _TOTALS)) for row in self.layers]
         total = ("total", "", *(at_least(getattr(self, name), self.is_complete(name)) for name in _TOTALS))
-        title = f"Model {self.model!r}, batches of {self.batch_size}: multiply-accumulates, bytes of activations"
+        title = f"Model {self.model_name!r}, batches of {self.batch_size}: multiply-accumulates, bytes of activations"
         lines = [title, *table(head, rows, total, left={0, 1})]
         return "\n".join([*lines, *(f"not known: {item.name}: {item.reason}" for item in self.unknown)])
 

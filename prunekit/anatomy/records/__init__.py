@@ -1,6 +1,7 @@
 """Reports as plain data, without Keras: reading one must not need it.
 
-- `display`: results in notebooks and data frames
+- `plain_data`: records as JSON values, and back
+- `display`: base class of reports: sections, text, notebooks, JSON values, data frames
 - `sections`: title, table, notes and pictures, for terminal, page and JSON
 - `tables`: text in columns
 - `keras_metrics`: the metrics of Keras, and which way is better

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from prunekit.anatomy.records.keras_metrics import KerasMetric, known_metric
+from prunekit.anatomy.records.plain_data import Figure, Record
 from prunekit.anatomy.records.sections import Column, Section
 
 # A larger loss is named with what to try next: of a metric in [0, 1] its drop; of others their relative rise; of
@@ -26,7 +27,7 @@ class OutputChange:
     """
 
     name: str
-    error: float
+    error: Figure
     agreement: float | None = None
 
     @property
@@ -48,8 +49,8 @@ class MetricChange:
     """
 
     name: str
-    before: float
-    after: float
+    before: Figure
+    after: Figure
 
     @property
     def _known(self) -> KerasMetric | None:
@@ -84,7 +85,7 @@ class MetricChange:
 
 
 @dataclass(frozen=True)
-class Damage:
+class Damage(Record):
     """What a change of a model did to its metrics and outputs on data.
 
     Attributes:
@@ -150,10 +151,6 @@ class Damage:
             "predictions with the class that was predicted before.",
             notes=(self.problem,) if self.problem else (),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON values."""
-        return asdict(self)
 
     def __str__(self) -> str:
         parts = [f"{one.name} {one.before:.4g} -> {one.after:.4g}" for one in self.metrics]

@@ -1,21 +1,56 @@
-"""Shows results in notebooks, and converts them to data frames of pandas."""
+"""Base class of reports: their sections, as a page in notebooks and as text, JSON values and a data frame of pandas."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Any, ClassVar
 
-# As text: the renderer is in a folder below, and is imported when a notebook asks for it.
-_RENDERER = "prunekit.delivery.pages.notebook"
+from prunekit.anatomy.records.plain_data import Record
+
+# As text: these are in folders below, and are imported when a report is shown.
+_PAGE = "prunekit.delivery.pages.notebook"
+_TERMINAL = "prunekit.delivery.reports.terminal_report"
 
 
-class Displayed:
-    """Base class of results that notebooks show with the tables and pictures of the report page."""
+class Displayed(Record):
+    """Base class of reports, which notebooks show with the tables and pictures of the report page.
+
+    Attributes:
+        main_items: Name of the field with the main items, each a row of the data frame; their first field is its index.
+        makes: The function in a folder below that makes the sections, as "module:name", for a class that does not.
+    """
+
+    main_items: ClassVar[str] = ""
+    makes: ClassVar[str] = ""
+
+    def sections(self) -> tuple[Any, ...]:
+        """Returns the report as `Section`s, which every form of it shows."""
+        module, _, name = self.makes.partition(":")
+        return tuple(getattr(importlib.import_module(module), name)(self))
+
+    def to_dataframe(self) -> Any:
+        """Returns the main items as a `pandas.DataFrame`, one row per item, indexed by its name.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        rows = [
+            asdict(item) | {name: getattr(item, name) for name in getattr(item, "derived", ())}
+            for item in getattr(self, self.main_items)
+        ]
+        return data_frame(rows, next(iter(rows[0])) if rows else "name")
+
+    def __str__(self) -> str:
+        """Returns the sections as plain text."""
+        text: str = importlib.import_module(_TERMINAL).text_of(self.sections())
+        return text
 
     def _repr_html_(self) -> str:
         """Returns the result as HTML; IPython calls this method."""
-        return importlib.import_module(_RENDERER).html_of(self)
+        html: str = importlib.import_module(_PAGE).html_of(self)
+        return html
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]], index: str) -> Any:

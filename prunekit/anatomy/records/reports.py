@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from prunekit.anatomy.records.damage import Damage
-from prunekit.anatomy.records.display import Displayed, data_frame
+from prunekit.anatomy.records.display import Displayed
+from prunekit.anatomy.records.plain_data import Figure, Record
 from prunekit.anatomy.records.sections import Column, Section
 from prunekit.anatomy.records.tables import aligned, at_least, known_sum, plain, table
 
@@ -22,7 +23,7 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class WeightRow:
+class WeightRow(Record):
     """One weight variable of a model.
 
     Attributes:
@@ -39,6 +40,8 @@ class WeightRow:
         sparse_macs: The multiply-accumulates whose weight is not zero; None if unknown.
         bytes: Bytes in memory and in a file that stores zeros like other values.
     """
+
+    derived: ClassVar = ("sparsity",)
 
     name: str
     layer: str
@@ -95,7 +98,7 @@ class LayerError:
     """
 
     name: str
-    error: float
+    error: Figure
 
 
 def choices_sections(choices: Sequence[Choice]) -> list[Section]:
@@ -120,7 +123,7 @@ class Report(Displayed):
     """The weights of a model, and the changes that an operation made to them.
 
     Attributes:
-        model: Name of the model.
+        model_name: Name of the model.
         weights: Every weight variable, each once, in the order of the model's layers.
         skipped: Weights that the operation skipped, with reasons.
         events: Mask updates of the operation.
@@ -132,7 +135,20 @@ class Report(Displayed):
         damage: What the operation did to metrics and outputs on its data; None without data.
     """
 
-    model: str
+    derived: ClassVar = (
+        "parameters",
+        "zeros",
+        "sparsity",
+        "target_sparsity",
+        "bytes",
+        "macs",
+        "sparse_macs",
+        "macs_complete",
+    )
+    main_items: ClassVar = "weights"
+    makes: ClassVar = "prunekit.delivery.reports.model_sections:model_sections"
+
+    model_name: str
     weights: tuple[WeightRow, ...]
     skipped: tuple[Skipped, ...] = ()
     events: tuple[Event, ...] = ()
@@ -188,39 +204,13 @@ class Report(Displayed):
         """Bytes of all weights, zeros stored like other values."""
         return sum(row.bytes for row in self.weights)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields and properties as JSON-serializable values."""
-        properties = ("parameters", "zeros", "sparsity", "target_sparsity", "bytes")
-        macs = ("macs", "sparse_macs", "macs_complete")
-        return {
-            "model": self.model,
-            **{name: getattr(self, name) for name in (*properties, *macs)},
-            "weights": [{**asdict(row), "shape": list(row.shape), "sparsity": row.sparsity} for row in self.weights],
-            "skipped": [asdict(item) for item in self.skipped],
-            "events": [asdict(event) for event in self.events],
-            "notes": list(self.notes),
-            "targets": list(self.targets),
-            "layer_errors": [asdict(row) for row in self.layer_errors],
-            "choices": [asdict(choice) for choice in self.choices],
-            "damage": None if self.damage is None else self.damage.to_dict(),
-            "before": self.before.to_dict() if self.before is not None else None,
-        }
-
-    def to_dataframe(self) -> Any:
-        """Returns the weights as a `pandas.DataFrame`, one row per weight, indexed by its name.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
-        return data_frame([{**asdict(row), "sparsity": row.sparsity} for row in self.weights], "name")
-
     def __str__(self) -> str:
         """Returns a table of the weights as plain text, with totals, skipped weights and notes."""
         head = ("weight", "shape", "zeros", "of", "sparsity", "pattern", "MACs", "sparse MACs", "bytes")
         rows = [_cells(row, marked=row.name in self.targets) for row in self.weights]
         macs = (at_least(total, self.macs_complete) for total in (self.macs, self.sparse_macs))
         total = ("total", "", self.zeros, self.parameters, self.sparsity, "", *macs, self.bytes)
-        lines = [f"Model {self.model!r}", *table(head, rows, tuple(map(plain, total)), left={0, 1, 5})]
+        lines = [f"Model {self.model_name!r}", *table(head, rows, tuple(map(plain, total)), left={0, 1, 5})]
         if self.targets:
             lines.append(f"* pruned: {len(self.targets)} weights, sparsity {self.target_sparsity:.4f} in them")
         if self.before is not None:

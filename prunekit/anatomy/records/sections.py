@@ -6,12 +6,12 @@ Does not import Keras, NumPy or matplotlib: every technique can make sections, a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, MISSING, asdict, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from prunekit.anatomy.records.display import Displayed, data_frame
+from prunekit.anatomy.records.plain_data import from_plain
 from prunekit.sparsity.arguments import whole
 
 Item = TypeVar("Item")
@@ -185,17 +185,9 @@ class Section(Displayed):
         heads = [column.heading for column in self.columns]
         return data_frame([dict(zip(heads, row, strict=True)) for row in self.rows], heads[0] if heads else "")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as strict JSON values: nan and infinities become None, tuples lists."""
-        return {
-            **{name: getattr(self, name) for name in ("title", "explanation", "text", "shown")},
-            "columns": [asdict(column) for column in self.columns],
-            "rows": _plain(self.rows),
-            "total": _plain(self.total),
-            "notes": list(self.notes),
-            "pictures": [_plain(asdict(picture)) for picture in self.pictures],
-            "parts": [part.to_dict() for part in self.parts],
-        }
+    def sections(self) -> tuple[Section, ...]:
+        """Returns the section."""
+        return (self,)
 
     @classmethod
     def from_dict(cls, values: Any) -> Section:
@@ -205,14 +197,8 @@ class Section(Displayed):
             ValueError: A field is missing or has a wrong value.
             TypeError: A field is of a wrong type.
         """
-        found = _known(cls, values)
-        for name, make in (
-            ("columns", lambda one: Column(**_known(Column, one))),
-            ("pictures", lambda one: Picture(**_known(Picture, one))),
-            ("parts", cls.from_dict),
-        ):
-            found[name] = tuple(make(one) for one in _items(name, found.get(name, ())))
-        return cls(**found)
+        found: Section = from_plain(cls, values)
+        return found
 
 
 def _require_texts(item: Any, *names: str) -> None:
@@ -241,27 +227,3 @@ def _value(value: Any) -> Value:
         "A cell of a section is None, True, False, an int, a float, a text, or a list of texts or whole numbers. "
         f"Received: {value!r} ({type(value).__name__})."
     )
-
-
-def _known(kind: Any, values: Any) -> dict[str, Any]:
-    """Returns the fields of the dataclass `kind` that are in `values`."""
-    if not isinstance(values, Mapping):
-        raise ValueError(f"A {kind.__name__} is a JSON object. Received: {type(values).__name__}.")
-    missing = [
-        item.name
-        for item in fields(kind)
-        if item.default is MISSING and item.default_factory is MISSING and item.name not in values
-    ]
-    if missing:
-        raise ValueError(f"A {kind.__name__} needs {', '.join(missing)}. Received: {', '.join(values) or 'nothing'}.")
-    return {item.name: values[item.name] for item in fields(kind) if item.name in values}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

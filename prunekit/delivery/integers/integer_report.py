@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.sections import Column, Section
@@ -40,6 +40,9 @@ class IntegerExport(Displayed):
         kernels: How each kernel is stored in a file that was to be encoded sparsely; empty for others.
     """
 
+    derived: ClassVar = ("largest_difference",)
+    main_items: ClassVar = "tensors"
+
     path: str
     bytes: int
     gzip_bytes: int
@@ -74,16 +77,10 @@ class IntegerExport(Displayed):
             return f"{text}, {left} {'weight is' if left == 1 else 'weights are'} in floating point."
         return f"{text}; {left} {'operation computes' if left == 1 else 'operations compute'} in floating point."
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> tuple[Section, ...]:
         """Returns the export as sections: the file, its tensors, and how its kernels are stored."""
         tensors = [_tensors_section(self.tensors)] if self.tensors else []
-        return [_file_section(self), *tensors, *([_kernels_section(self.kernels)] if self.kernels else [])]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON values."""
-        names = ("left_float", "int8_layers", "int4_layers")
-        lists = {name: list(getattr(self, name)) for name in names}
-        return {**asdict(self), **lists, "largest_difference": self.largest_difference}
+        return (_file_section(self), *tensors, *([_kernels_section(self.kernels)] if self.kernels else []))
 
     def __str__(self) -> str:
         lines = [self.verdict(), *(f"  in floating point: {one}" for one in self.left_float)]

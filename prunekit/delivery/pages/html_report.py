@@ -67,7 +67,7 @@ def _header(report: RunReport) -> str:
     elif total:
         badge = markup.badge("good", f"✓ {total} of {total} expectations met")
     return (
-        f'<header><p class="kicker">prunekit report · model {markup.escaped(report.after.model)}</p>\n'
+        f'<header><p class="kicker">prunekit report · model {markup.escaped(report.after.model_name)}</p>\n'
         f"<h1>{markup.escaped(report.title)}</h1>\n"
         f'<p class="verdict">{markup.escaped(report.verdict())}</p>\n{badge}'
         + (markup.bullets(report.all_notes, "notes warn") if report.all_notes else "")

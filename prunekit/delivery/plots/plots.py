@@ -105,7 +105,7 @@ def draw_schedule(
     panel: FigureBase,
     events: Sequence[Event],
     asked: Sequence[tuple[float, float]],
-    curve: Sequence[tuple[float, float]] = (),
+    curve: Sequence[tuple[float, float | None]] = (),
     *,
     baseline: float | None = None,
     metric: str = "accuracy",

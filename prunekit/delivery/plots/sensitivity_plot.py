@@ -51,7 +51,7 @@ def sensitivity_figure(report: SensitivityReport, *, width: int = 900) -> Figure
     # Names are user input: matplotlib would read a `$` as the start of a formula.
     panels[0].set_yticks(range(len(names)), names, parse_math=False, color=COLOURS["ink"], fontsize=_TEXT)
     figure.suptitle(
-        f"{shorten(clean(report.model), 40)}: one weight {_DONE[report.technique]} at a time", fontsize=_TEXT + 3,
+        f"{shorten(clean(report.model_name), 40)}: one weight {_DONE[report.technique]} at a time", fontsize=_TEXT + 3,
         fontweight="bold", color=COLOURS["ink"], parse_math=False,
     )  # fmt: skip
     return figure

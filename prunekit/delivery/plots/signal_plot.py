@@ -77,7 +77,7 @@ def _figure(report: SignalReport) -> Figure:
     left.set_yticks(range(len(rows)), names, parse_math=False, color=COLOURS["ink"], fontsize=_TEXT)
     left.set_ylim(len(rows) - 0.4, -0.6)
     worst = report.first_trouble
-    title = f"{shorten(clean(report.model), 40)}: {report.verdict}"
+    title = f"{shorten(clean(report.model_name), 40)}: {report.verdict}"
     title += f", first at {shorten(clean(worst.layer), 40)}" if worst else ""
     figure.suptitle(title, fontsize=_TEXT + 3, fontweight="bold", color=COLOURS["ink"], parse_math=False)
     _legend(figure, rows)

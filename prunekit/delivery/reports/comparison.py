@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from prunekit.anatomy.records.display import Displayed
+from prunekit.anatomy.records.plain_data import plain
 from prunekit.anatomy.records.sections import Column, Section
 from prunekit.delivery.reports.formatting import literal, sparsity
 from prunekit.delivery.reports.metrics import Metric, inferred
-from prunekit.delivery.reports.run_report import TEXTS, RunReport, json_ready
+from prunekit.delivery.reports.run_report import TEXTS, RunReport
 from prunekit.delivery.reports.stages import best_file
 from prunekit.delivery.reports.sweeps import SMALLEST, SweepReport, SweptPoint, sweep_table, swept_point
 from prunekit.suggestions import did_you_mean
@@ -47,7 +48,7 @@ class RunComparison(Displayed):
         """Names of the runs."""
         return tuple(point.name for point in self.figures.points)
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> tuple[Section, ...]:
         """Returns the tables: figures, settings that differ, sparsity of the weights."""
         table = sweep_table(self.figures).section
         columns, rows = table.columns, table.rows
@@ -66,7 +67,7 @@ class RunComparison(Displayed):
             columns = (Column("Weight", "name"), *(Column(name, "sparsity") for name in self.names))
             cells = tuple((name, *values) for name, values in self.sparsities.items())
             found.append(Section("Sparsity of the weights", columns, cells))
-        return found
+        return tuple(found)
 
     def to_dataframe(self) -> Any:
         """Returns the figures as a `pandas.DataFrame`, one row per run, indexed by its name.
@@ -82,7 +83,7 @@ class RunComparison(Displayed):
         # A run's name is its only value, and its directory is not known here.
         left_out = ("values", "directory")
         points = [{key: value for key, value in point.items() if key not in left_out} for point in figures["points"]]
-        return json_ready(
+        values: dict[str, Any] = plain(
             {
                 "comparison_version": COMPARISON_VERSION,
                 "main": figures["main"],
@@ -94,6 +95,7 @@ class RunComparison(Displayed):
                 "notes": self.notes,
             }
         )
+        return values
 
 
 def compared_runs(reports: Mapping[str, RunReport], size: str = SMALLEST) -> RunComparison:

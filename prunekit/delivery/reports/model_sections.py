@@ -16,9 +16,6 @@ from prunekit.delivery.reports.run_report import RunReport
 if TYPE_CHECKING:
     from prunekit.anatomy.cost.cost import Cost
     from prunekit.anatomy.records.reports import Report, Skipped, WeightRow
-    from prunekit.initialization.signal_report import SignalReport
-    from prunekit.training_tools.gradients.diagnosis import Diagnosis
-    from prunekit.training_tools.loops.weight_changes import ChangeReport
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
@@ -44,11 +41,12 @@ def weights(report: RunReport) -> Section:
     return dataclasses.replace(table, explanation=text, parts=parts)
 
 
-def model_weights(report: Report) -> Section:
-    """Returns the table of all weights of a model; a star marks the weights that an operation pruned."""
-    table = weight_table(f"Model {report.model}", report, report.weights, marked=report.targets)
+def model_sections(report: Report) -> tuple[Section, ...]:
+    """Returns the table of all weights of a model, a star at those that an operation pruned, and what it skipped."""
+    table = weight_table(f"Model {report.model_name}", report, report.weights, marked=report.targets)
     errors = (layer_error_section(report.layer_errors),) if report.layer_errors else ()
-    return dataclasses.replace(table, parts=errors)
+    skipped = (skipped_weights(report.skipped),) if report.skipped else ()
+    return dataclasses.replace(table, parts=errors), *skipped
 
 
 def weight_table(
@@ -165,7 +163,7 @@ def skipped_weights(items: Sequence[Skipped]) -> Section:
 # ---- costs -----------------------------------------------------------------------------------------------------------
 
 
-def model_costs(cost: Cost) -> Section:
+def cost_sections(cost: Cost) -> tuple[Section, ...]:
     """Returns the table of the costs of a model's layers, with totals and the unknown figures."""
     figures = (
         Column("Parameters", "count", keep=6),
@@ -179,76 +177,17 @@ def model_costs(cost: Cost) -> Section:
     names = ["parameters", "macs", "sparse_macs", "backward_macs", "sparse_backward_macs"]
     names += ["activation_bytes", "backward_activation_bytes"]
     rows = tuple((row.layer, row.type, *(getattr(row, name) for name in names)) for row in cost.layers)
-    return Section(
-        f"Costs of {cost.model}",
+    section = Section(
+        f"Costs of {cost.model_name}",
         (Column("Layer", "name"), Column("Type", under="Layer", keep=2), *figures),
         rows,
         ("Total", "", *(_total(cost, name, column) for name, column in zip(names, figures, strict=True))),
         explanation=f"Forward and backward pass on a batch of {count(cost.batch_size)}.",
         notes=tuple(f"Not known: {item.name}: {item.reason}" for item in cost.unknown),
     )
+    return (section,)
 
 
 def _total(cost: Cost, name: str, column: Column) -> Value:
     total = getattr(cost, name)
     return total if cost.is_complete(name) else at_least(total, False, lambda value: formatting.cell(value, column))
-
-
-# ---- signals, gradients and changes ----------------------------------------------------------------------------------
-
-
-def layer_signals(report: SignalReport) -> Section:
-    """Returns the table of the outputs and gradients of each layer on one batch."""
-    columns = (
-        Column("Layer", "name"),
-        Column("Kind", under="Layer", keep=2),
-        Column("Verdict", "status"),
-        Column("Mean", "number", keep=3),
-        Column("Standard deviation", "number", keep=5),
-        Column("Of the first", "number", keep=6),
-        Column("Zeros", "fraction", keep=4),
-        Column("Saturated", "fraction", keep=4),
-        Column("Gradient norm", "number", keep=5),
-        Column("Of the last", "number", keep=6),
-    )
-    rows = tuple(
-        (
-            *(row.layer, f"{row.kind} ({row.activation})" if row.activation else row.kind, row.verdict),
-            *(row.mean, row.std, row.ratio, row.zeros, row.saturated, row.gradient_norm, row.gradient_ratio),
-        )
-        for row in report.layers
-    )
-    text = f"{count(report.examples)} examples, gradient of {report.gradient_of}. Verdict: {report.verdict}."
-    return Section(f"Signals in {report.model}", columns, rows, explanation=text)
-
-
-def weight_changes(report: ChangeReport) -> Section:
-    """Returns the table of how far optimizer updates moved each weight."""
-    columns = (
-        Column("Weight", "name"),
-        Column("Updates", "count", keep=3),
-        Column("Change", "number", digits=3),
-        Column("Last", "number", keep=4, digits=3),
-        Column("Largest", "number", keep=4, digits=3),
-        Column("Norm", "number", keep=5, digits=3),
-        Column("Change / norm", "number", digits=3),
-    )
-    rows = tuple(
-        (row.name, row.updates, row.change, row.last, row.largest, row.norm, row.relative) for row in report.weights
-    )
-    text = "L2 norms of what an update changes, averaged over the updates, and of the weight before."
-    return Section(f"Weight changes in {report.model}", columns, rows, explanation=text)
-
-
-def gradient_verdicts(found: Diagnosis) -> Section:
-    """Returns the table of the verdicts on the weights' gradients."""
-    columns = (
-        Column("Weight", "name"),
-        Column("Verdict", "status"),
-        Column("Root mean square", "number", digits=3),
-        Column("Layer", "name", keep=5),
-        Column("Explanation", "text", keep=6),
-    )
-    rows = tuple((row.name, row.verdict, row.rms, row.culprit, row.explanation) for row in found.weights)
-    text = f"Loss {found.loss:.6g}; {len(found.problems)} of {len(found.weights)} weights have a problem."
-    return Section("Gradients of the weights", columns, rows, explanation=text)

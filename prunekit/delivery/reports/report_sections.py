@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from prunekit.anatomy.records.plain_data import plain
 from prunekit.anatomy.records.sections import Column, Picture, Section
 from prunekit.delivery.reports import formatting
 from prunekit.delivery.reports.formatting import count, is_number, number
@@ -17,7 +18,7 @@ from prunekit.delivery.reports.metrics import Metric
 from prunekit.delivery.reports.model_sections import skipped_weights, weights
 from prunekit.delivery.reports.plot_data import MOST_HISTOGRAMS, largest, row_sparsities
 from prunekit.delivery.reports.rows import ExportRow
-from prunekit.delivery.reports.run_report import RunReport, bound_text, json_ready
+from prunekit.delivery.reports.run_report import RunReport, bound_text
 from prunekit.delivery.reports.stages import stage_section
 
 
@@ -310,4 +311,4 @@ def reproduction(report: RunReport) -> Section:
 def _as_yaml(recipe: dict[str, Any]) -> str:
     import yaml
 
-    return yaml.safe_dump(json_ready(recipe), sort_keys=False, allow_unicode=True, width=100)
+    return yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True, width=100)

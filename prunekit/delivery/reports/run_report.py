@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
 from prunekit.anatomy.records.display import Displayed, data_frame
+from prunekit.anatomy.records.plain_data import from_plain
+from prunekit.anatomy.records.reports import Event, Report, WeightRow
 from prunekit.anatomy.records.tables import at_least
 from prunekit.delivery.litert.gzip_size import gzip_size
 from prunekit.delivery.reports.formatting import (
@@ -25,11 +25,8 @@ from prunekit.delivery.reports.formatting import (
     sparsity,
 )
 from prunekit.delivery.reports.metrics import Metric, measured_in
+from prunekit.delivery.reports.rows import ExportRow, RuntimeAdvice, StageRow
 from prunekit.delivery.reports.stages import latency_card
-
-if TYPE_CHECKING:
-    from prunekit.anatomy.records.reports import Event, Report, WeightRow
-    from prunekit.delivery.reports.rows import ExportRow, RuntimeAdvice, StageRow
 
 REPORT_VERSION = 1
 # Settings of a recipe that name a run and do not change its result.
@@ -70,6 +67,10 @@ class RunReport(Displayed):
         stage_notes: How the stages were measured, or the reason why they were not.
     """
 
+    derived: ClassVar = ("report_version",)
+    makes: ClassVar = "prunekit.delivery.reports.report_sections:sections_of"
+    report_version: ClassVar = REPORT_VERSION
+
     title: str
     recipe: dict[str, Any]
     versions: dict[str, str]
@@ -77,10 +78,10 @@ class RunReport(Displayed):
     steps: tuple[dict[str, Any], ...]
     before: Report
     after: Report
-    metrics: dict[str, float]
+    metrics: Mapping[str, float | None]
     schedule: dict[str, Any] | None = None
     events: tuple[Event, ...] = ()
-    curve: tuple[tuple[int, float], ...] = ()
+    curve: tuple[tuple[int, float | None], ...] = ()
     exports: tuple[ExportRow, ...] = ()
     expectations: tuple[dict[str, Any], ...] = ()
     histograms: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -97,11 +98,6 @@ class RunReport(Displayed):
         """Infers the metrics of reports that name none."""
         if not self.measures:
             object.__setattr__(self, "measures", measured_in(self.metrics))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the whole report as strict JSON values: nan and infinities become None."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return json_ready({"report_version": REPORT_VERSION, **values})
 
     def to_dataframe(self) -> Any:
         """Returns the weights as a `pandas.DataFrame`, one row per weight, indexed by its name.
@@ -128,9 +124,6 @@ class RunReport(Displayed):
         Raises:
             ValueError: `values` is not a run report, or a newer prunekit wrote it.
         """
-        from prunekit.anatomy.records.reports import Event
-        from prunekit.delivery.reports.rows import ExportRow, RuntimeAdvice, StageRow
-
         if not isinstance(values, Mapping):
             raise ValueError(f"A report is a JSON object. Received: {type(values).__name__}.")
         version = values.get("report_version", REPORT_VERSION)
@@ -139,17 +132,13 @@ class RunReport(Displayed):
                 f"This prunekit reads reports of version {REPORT_VERSION}. Received: report_version={version!r}. "
                 "Use the prunekit that wrote it."
             )
-        made: dict[str, Any] = dict(values)
-        for name in ("before", "after"):
-            if name in values:
-                made[name] = _report_from(values[name])
-        kinds = {"events": Event, "exports": ExportRow, "advice": RuntimeAdvice, "measures": Metric, "stages": StageRow}
-        for name, kind in kinds.items():
-            made[name] = tuple(_rebuilt(kind, row) for row in _rows(values, name))
-        for name in ("steps", "expectations", "notes", "stage_notes"):
-            made[name] = tuple(_rows(values, name))
-        made["curve"] = tuple((step, value) for step, value in _rows(values, "curve"))
-        return _rebuilt(cls, made)
+        try:
+            found: RunReport = from_plain(
+                cls, {**values} | {name: _renamed(values.get(name)) for name in ("before", "after")}
+            )
+        except ValueError as error:
+            raise ValueError(f"These values are no report of a run: {error}.") from error
+        return found
 
     # ---- texts shared by the page and the terminal -------------------------------------------------------------------
 
@@ -331,70 +320,6 @@ def compressed_sizes(before: Mapping[str, np.ndarray], after: Mapping[str, np.nd
     }
 
 
-# ---- JSON ------------------------------------------------------------------------------------------------------------
-
-
-def json_ready(value: Any) -> Any:
-    """Converts the value to strict JSON: NumPy numbers to Python numbers, nan and infinities to None, tuples to lists.
-
-    Raises:
-        TypeError: JSON cannot represent the value.
-    """
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, (np.ndarray, np.generic)):
-        return json_ready(value.tolist())
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): json_ready(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [json_ready(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        whole = value.to_dict() if hasattr(value, "to_dict") else dataclasses.asdict(value)
-        return json_ready(whole)
-    raise TypeError(f"A report holds plain values that JSON can say. Received: {value!r} ({type(value).__name__}).")
-
-
-def _rows(values: Mapping[str, Any], name: str) -> list[Any]:
-    rows = values.get(name) or []
-    if not isinstance(rows, (list, tuple)):
-        raise ValueError(f"The report's {name!r} must be a list. Received: {type(rows).__name__}.")
-    return list(rows)
-
-
-def _rebuilt(kind: Any, values: Any) -> Any:
-    """Builds a dataclass from a mapping; ignores other keys, such as properties."""
-    if not isinstance(values, Mapping):
-        raise ValueError(f"A {kind.__name__} is a JSON object. Received: {type(values).__name__}.")
-    known = {item.name: values[item.name] for item in fields(kind) if item.name in values}
-    needed = [
-        item.name
-        for item in fields(kind)
-        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-    ]
-    missing = [name for name in needed if name not in known]
-    if missing:
-        raise ValueError(f"A {kind.__name__} needs {', '.join(missing)}. Received: {', '.join(values) or 'nothing'}.")
-    return kind(**known)
-
-
-def _report_from(values: Any) -> Any:
-    from prunekit.anatomy.records.reports import Event, Report, Skipped, WeightRow
-
-    if not isinstance(values, Mapping):
-        raise ValueError(f"A Report is a JSON object. Received: {type(values).__name__}.")
-    made: dict[str, Any] = dict(values)
-    made["weights"] = tuple(
-        _rebuilt(WeightRow, {**row, "shape": tuple(row.get("shape", ()))}) for row in _rows(values, "weights")
-    )
-    for name, kind in (("skipped", Skipped), ("events", Event)):
-        made[name] = tuple(_rebuilt(kind, row) for row in _rows(values, name))
-    for name in ("notes", "targets"):
-        made[name] = tuple(_rows(values, name))
-    made["before"] = _report_from(values["before"]) if values.get("before") is not None else None
-    return _rebuilt(Report, made)
+def _renamed(report: Any) -> Any:
+    """Returns the values of a report on weights, which older versions wrote with the key "model"."""
+    return {"model_name": report.get("model"), **report} if isinstance(report, Mapping) else report

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from prunekit.anatomy.records.display import Displayed, data_frame
+from prunekit.anatomy.records.plain_data import Figure, from_plain
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.anatomy.records.sections import Column, Section
-from prunekit.delivery.reports.formatting import is_number
 from prunekit.delivery.reports.metrics import Metric
 from prunekit.delivery.reports.model_sections import skipped_weights
-from prunekit.delivery.reports.run_report import json_ready
 from prunekit.sparsity.sensitivity_table import LEVELS, OUTPUT_ERROR, SENSITIVITY_VERSION
 
 
@@ -51,8 +49,8 @@ class SensitivityRow:
     level: str
     value: float
     entries: int
-    metrics: Mapping[str, float]
-    output_error: float
+    metrics: Mapping[str, Figure]
+    output_error: Figure
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class SensitivityReport(Displayed):
     """What pruning, or rounding to few bits, one weight at a time costs.
 
     Attributes:
-        model: Name of the model.
+        model_name: Name of the model.
         settings: What determines the rows: criterion, pattern, levels, number of examples; the technique unless it is
             "prune".
         targets: The weights, in the order in which the model calls them.
@@ -72,11 +70,14 @@ class SensitivityReport(Displayed):
         hashes: SHA-256 of "model", "architecture" and "data".
     """
 
-    model: str
+    derived: ClassVar = ("sensitivity_version", "complete")
+    sensitivity_version: ClassVar = SENSITIVITY_VERSION
+
+    model_name: str
     settings: Mapping[str, Any]
     targets: tuple[ScannedWeight, ...]
     measures: tuple[Metric, ...]
-    dense: Mapping[str, float]
+    dense: Mapping[str, Figure]
     rows: tuple[SensitivityRow, ...]
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
@@ -118,7 +119,7 @@ class SensitivityReport(Displayed):
         }
         return {target.name: tuple(found.get((target.name, level)) for level in self.levels) for target in self.targets}
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> tuple[Section, ...]:
         """Returns one table for each metric and one for the output error, and the weights that are left out."""
         found = [self._metric_section(metric) for metric in self.measures]
         done = "pruned" if self.technique == "prune" else "put on the nearest values of so many bits"
@@ -131,7 +132,7 @@ class SensitivityReport(Displayed):
         found.append(Section(f"Output error by {self.level}", columns, errors, explanation=text, notes=self.notes))
         if self.skipped:
             found.append(skipped_weights(self.skipped))
-        return found
+        return tuple(found)
 
     def _metric_section(self, metric: Metric) -> Section:
         columns = (Column("Weight", "name"), Column("Dense", metric.column), *self._columns(metric.column))
@@ -161,24 +162,6 @@ class SensitivityReport(Displayed):
         metrics = values.pop("metrics")
         return {**values, **{f"{metric.name}": metrics.get(metric.name) for metric in self.measures}}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the whole report as strict JSON values."""
-        return json_ready(
-            {
-                "sensitivity_version": SENSITIVITY_VERSION,
-                "model": self.model,
-                "settings": self.settings,
-                "hashes": self.hashes,
-                "complete": self.complete,
-                "measures": [asdict(metric) for metric in self.measures],
-                "dense": self.dense,
-                "targets": [asdict(target) for target in self.targets],
-                "rows": [asdict(row) for row in self.rows],
-                "skipped": [asdict(one) for one in self.skipped],
-                "notes": self.notes,
-            }
-        )
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SensitivityReport:
         """Returns the report from the result of `to_dict`.
@@ -192,30 +175,8 @@ class SensitivityReport(Displayed):
                 raise ValueError(
                     f"this version of prunekit reads sensitivity_version {SENSITIVITY_VERSION}, not {version}"
                 )
-            return cls(
-                model=values["model"],
-                settings=dict(values["settings"]),
-                targets=tuple(
-                    ScannedWeight(one["name"], tuple(one["shape"]), one["size"]) for one in values["targets"]
-                ),
-                measures=tuple(Metric(**one) for one in values["measures"]),
-                dense={name: _known(value) for name, value in values["dense"].items()},
-                rows=tuple(_row(one) for one in values["rows"]),
-                skipped=tuple(Skipped(**one) for one in values["skipped"]),
-                notes=tuple(values["notes"]),
-                hashes=dict(values["hashes"]),
-            )
+            found: SensitivityReport = from_plain(cls, {"model_name": values.get("model"), **values})
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise ValueError(f"These values are no sensitivity scan: {reason}.") from error
-
-
-def _row(values: Mapping[str, Any]) -> SensitivityRow:
-    metrics = {name: _known(value) for name, value in values["metrics"].items()}
-    figures = {**values, "metrics": metrics, "output_error": _known(values["output_error"])}
-    return SensitivityRow(**figures)
-
-
-def _known(value: Any) -> float:
-    # JSON has no NaN and no infinity: `to_dict` writes null.
-    return float(value) if is_number(value) else math.nan
+        return found

@@ -5,16 +5,17 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from prunekit.anatomy.records.display import Displayed, data_frame
+from prunekit.anatomy.records.plain_data import plain
 from prunekit.anatomy.records.sections import Column, Section
 from prunekit.delivery.reports import formatting
 from prunekit.delivery.reports.formatting import clean, is_number
 from prunekit.delivery.reports.metrics import Metric, inferred, measured_in, with_main_first
-from prunekit.delivery.reports.run_report import RunReport, json_ready
+from prunekit.delivery.reports.run_report import RunReport
 from prunekit.delivery.reports.terminal_report import FittedTable
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class SweptPoint:
     values: Mapping[str, Any]
     outcome: Outcome = "waiting"
     reason: str = ""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
     sparsity: float | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     size: int | None = None
@@ -100,6 +101,9 @@ class SweepReport(Displayed):
         size: Meaning of `SweptPoint.size`: "smallest", "weights-gzip" or a format.
         points: All points, including waiting and failed points.
     """
+
+    derived: ClassVar = ("sweep_version", "main", "pareto")
+    sweep_version: ClassVar = SWEEP_VERSION
 
     title: str
     directory: Path
@@ -165,21 +169,14 @@ class SweepReport(Displayed):
         ]
         return data_frame(rows, "name")
 
+    def sections(self) -> tuple[Section, ...]:
+        """Returns the table of the points."""
+        return (sweep_table(self).section,)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole report as strict JSON values; the Pareto front as names of points."""
-        points = [{**asdict(point), "directory": str(self.directory / point.name)} for point in self.points]
-        return json_ready(
-            {
-                "sweep_version": SWEEP_VERSION,
-                "title": self.title,
-                "directory": str(self.directory),
-                "over": self.over,
-                "size": self.size,
-                "main": self.main,
-                "points": points,
-                "pareto": [point.name for point in self.pareto],
-            }
-        )
+        points = [{**plain(point), "directory": str(self.directory / point.name)} for point in self.points]
+        return {**super().to_dict(), "points": points, "pareto": [point.name for point in self.pareto]}
 
 
 def _alike(point: SweptPoint, other: SweptPoint) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.cells import cell_len
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -14,11 +16,11 @@ from prunekit.anatomy.records.sections import Column, Section, Value
 from prunekit.anatomy.records.tables import aligned
 from prunekit.delivery.reports import formatting
 from prunekit.delivery.reports.formatting import clean
-from prunekit.delivery.reports.model_sections import model_weights
-from prunekit.delivery.reports.report_sections import sections_of, summary
+from prunekit.delivery.reports.model_sections import model_sections
+from prunekit.delivery.reports.report_sections import summary
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from prunekit.anatomy.records.reports import Report
     from prunekit.delivery.reports.run_report import RunReport
@@ -112,7 +114,7 @@ def inspect_table(report: Report) -> Table:
 
     On a terminal the table drops columns that do not fit; in a pipe it prints as plain aligned text.
     """
-    return FittedTable(model_weights(report))
+    return FittedTable(model_sections(report)[0])
 
 
 def render_terminal(report: RunReport, console: Console) -> None:
@@ -120,8 +122,16 @@ def render_terminal(report: RunReport, console: Console) -> None:
     _say(console, f"{report.title}: {report.verdict()}", "bold")
     for note in report.all_notes:
         _say(console, f"note: {note}", "yellow")
-    for section in (summary(report), *sections_of(report)):
+    for section in (summary(report), *report.sections()):
         print_section(section, console)
+
+
+def text_of(sections: Sequence[Section]) -> str:
+    """Returns sections as plain text."""
+    text = io.StringIO()
+    for section in sections:
+        print_section(section, Console(file=text, color_system=None))
+    return text.getvalue().strip("\n")
 
 
 def print_section(section: Section, console: Console) -> None:

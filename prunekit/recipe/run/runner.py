@@ -14,6 +14,8 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.files.digests import architecture_digest, model_digest, weight_arrays
+from prunekit.anatomy.records.display import Displayed
+from prunekit.anatomy.records.sections import Section
 from prunekit.core.runtime import environment
 from prunekit.core.runtime.arguments import require_positive
 from prunekit.core.runtime.partial_files import save_model
@@ -63,12 +65,27 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
-    """Result of a run: the model, the report, and the run directory if this process wrote it."""
+class Result(Displayed):
+    """Result of a run: the model, the report, and the run directory if this process wrote it.
+
+    It is shown as its report is.
+    """
 
     model: keras.Model
     report: RunReport
     directory: Path | None
+
+    def sections(self) -> tuple[Section, ...]:
+        """Returns the sections of the report."""
+        return self.report.sections()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as strict JSON values."""
+        return self.report.to_dict()
+
+    def to_dataframe(self) -> Any:
+        """Returns the weights as `RunReport.to_dataframe` does."""
+        return self.report.to_dataframe()
 
 
 class ExpectationError(Exception):

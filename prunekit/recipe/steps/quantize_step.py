@@ -214,7 +214,7 @@ def _options(settings: Quantize) -> QuantizationOptions:
 
 def _exported(
     settings: Quantize, found: Any, samples: Any, floats: Any, workspace: Workspace, labels: Any
-) -> tuple[ExportRow, list[Section], str]:
+) -> tuple[ExportRow, Sequence[Section], str]:
     target = workspace.exports / settings.file
     try:
         made, answers = export_integers(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from prunekit.anatomy.records.damage import Damage
 from prunekit.anatomy.records.display import Displayed
+from prunekit.anatomy.records.plain_data import Record
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.anatomy.records.sections import Column, Section
 from prunekit.techniques.quantize.grids.grids import Granularity, Grid
@@ -21,7 +22,7 @@ from prunekit.techniques.quantize.rounding.calibration import Formats, grid_at
 
 
 @dataclass(frozen=True)
-class QuantizedWeight:
+class QuantizedWeight(Record):
     """One weight on a grid.
 
     Attributes:
@@ -37,6 +38,8 @@ class QuantizedWeight:
         stored: What a LiteRT file holds of the weight.
         group_size: Number of consecutive inputs of an output that share a scale; None = all of them.
     """
+
+    derived: ClassVar = ("bytes",)
 
     name: str
     shape: tuple[int, ...]
@@ -101,6 +104,9 @@ class QuantizationReport(Displayed):
             and the outputs, against the model with the weights that were rounded; None without data.
     """
 
+    derived: ClassVar = ("bytes",)
+    main_items: ClassVar = "weights"
+
     model_name: str
     method: str
     weights: tuple[QuantizedWeight, ...]
@@ -119,13 +125,13 @@ class QuantizationReport(Displayed):
         others = self.parameters - sum(one.size for one in self.weights)
         return FLOAT_BYTES * self.parameters, integers + FLOAT_BYTES * others
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> tuple[Section, ...]:
         """Returns the report as sections: change of the outputs, weights, ranges, what stays in floating point."""
         found = [] if self.damage is None else [self.damage.section()]
         found.append(_weights_section(self))
         if self.ranges:
             found.append(_ranges_section(self.ranges))
-        return [*found, _float_section(self)]
+        return (*found, _float_section(self))
 
     def verdict(self) -> str:
         """Returns one sentence: weights, bits, bytes, and what stays in floating point."""
@@ -136,21 +142,6 @@ class QuantizationReport(Displayed):
             text += f"; {len(self.ranges)} ranges of tensors"
         left = len(self.left_float)
         return f"{text}; {left} {'operation stays' if left == 1 else 'operations stay'} in floating point."
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON values."""
-        return {
-            "model": self.model_name,
-            "method": self.method,
-            "parameters": self.parameters,
-            "bytes": list(self.bytes),
-            "weights": [{**asdict(one), "shape": list(one.shape), "bytes": one.bytes} for one in self.weights],
-            "ranges": [asdict(one) for one in self.ranges],
-            "left_float": [asdict(one) for one in self.left_float],
-            "skipped": [asdict(one) for one in self.skipped],
-            "notes": list(self.notes),
-            "damage": None if self.damage is None else self.damage.to_dict(),
-        }
 
     def __str__(self) -> str:
         lines = [f"{self.model_name}: {self.verdict()}"]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
 from prunekit.anatomy.graph.watching import watching
 from prunekit.anatomy.layers.model_weights import Weight, check_built, places, weights_in
-from prunekit.anatomy.records.display import Displayed, data_frame
+from prunekit.anatomy.records.display import Displayed
+from prunekit.anatomy.records.sections import Column, Section
 from prunekit.core.runtime import backend
 from prunekit.core.runtime.arguments import examples_in
 from prunekit.core.runtime.losses import loss_of
@@ -62,6 +63,8 @@ class Diagnosis(Displayed):
         weights: One row per weight of the model, in the order of its layers.
     """
 
+    main_items: ClassVar = "weights"
+
     loss: float
     weights: tuple[WeightGradient, ...]
 
@@ -75,13 +78,18 @@ class Diagnosis(Displayed):
         """Whether every trainable weight gets a finite gradient of normal scale."""
         return not self.problems
 
-    def to_dataframe(self) -> Any:
-        """The weights as a `pandas.DataFrame`, one row per weight, indexed by its name.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
-        return data_frame([asdict(row) for row in self.weights], "name")
+    def sections(self) -> tuple[Section, ...]:
+        """Returns the table of the verdicts on the weights' gradients."""
+        columns = (
+            Column("Weight", "name"),
+            Column("Verdict", "status"),
+            Column("Root mean square", "number", digits=3),
+            Column("Layer", "name", keep=5),
+            Column("Explanation", "text", keep=6),
+        )
+        rows = tuple((row.name, row.verdict, row.rms, row.culprit, row.explanation) for row in self.weights)
+        text = f"Loss {self.loss:.6g}; {len(self.problems)} of {len(self.weights)} weights have a problem."
+        return (Section("Gradients of the weights", columns, rows, explanation=text),)
 
     def __str__(self) -> str:
         width = max((len(row.name) for row in self.weights), default=0)

@@ -1,14 +1,16 @@
 """Measures how much each optimizer update changes the weights, inside the compiled step."""
 
 import contextlib
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from keras import ops
 
 from prunekit.anatomy.layers.model_weights import Weight, check_built, weights_in
-from prunekit.anatomy.records.display import Displayed, data_frame
+from prunekit.anatomy.records.display import Displayed
+from prunekit.anatomy.records.plain_data import Record
+from prunekit.anatomy.records.sections import Column, Section
 from prunekit.anatomy.records.tables import aligned
 from prunekit.core.runtime import backend
 from prunekit.core.runtime.optimizers import optimizers_for, optimizers_of
@@ -18,7 +20,7 @@ from prunekit.core.training.update_observer import UpdateObserver, state_variabl
 
 
 @dataclass(frozen=True)
-class WeightChange:
+class WeightChange(Record):
     """How much optimizer updates changed one weight variable.
 
     Attributes:
@@ -29,6 +31,8 @@ class WeightChange:
         largest: Largest L2 norm of an update's change.
         norm: L2 norm of the weight before an update, averaged over the updates; NaN without updates.
     """
+
+    derived: ClassVar = ("relative",)
 
     name: str
     updates: int
@@ -50,24 +54,31 @@ class ChangeReport(Displayed):
     """How much optimizer updates changed each weight variable.
 
     Attributes:
-        model: Name of the model.
+        model_name: Name of the model.
         weights: One row per trainable variable, in the order of the model's layers.
     """
 
-    model: str
+    main_items: ClassVar = "weights"
+
+    model_name: str
     weights: tuple[WeightChange, ...]
 
-    def to_dataframe(self) -> Any:
-        """Returns the weights as a `pandas.DataFrame`, one row per weight, indexed by its name.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
-        return data_frame([asdict(row) | {"relative": row.relative} for row in self.weights], "name")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON-compatible values, with `relative` for each weight."""
-        return {"model": self.model, "weights": [asdict(row) | {"relative": row.relative} for row in self.weights]}
+    def sections(self) -> tuple[Section, ...]:
+        """Returns the table of how far optimizer updates moved each weight."""
+        columns = (
+            Column("Weight", "name"),
+            Column("Updates", "count", keep=3),
+            Column("Change", "number", digits=3),
+            Column("Last", "number", keep=4, digits=3),
+            Column("Largest", "number", keep=4, digits=3),
+            Column("Norm", "number", keep=5, digits=3),
+            Column("Change / norm", "number", digits=3),
+        )
+        rows = tuple(
+            (row.name, row.updates, row.change, row.last, row.largest, row.norm, row.relative) for row in self.weights
+        )
+        text = "L2 norms of what an update changes, averaged over the updates, and of the weight before."
+        return (Section(f"Weight changes in {self.model_name}", columns, rows, explanation=text),)
 
     def __str__(self) -> str:
         """Returns the report as a plain-text table."""
@@ -76,7 +87,7 @@ class ChangeReport(Displayed):
             (row.name, f"{row.updates:,}", *(f"{value:.3g}" for value in _figures(row)), f"{row.relative:.2e}")
             for row in self.weights
         ]
-        return "\n".join([f"Model {self.model!r}: what an update changes", *aligned([head, *rows], left=(0,))])
+        return "\n".join([f"Model {self.model_name!r}: what an update changes", *aligned([head, *rows], left=(0,))])
 
 
 def _figures(row: WeightChange) -> tuple[float, ...]:

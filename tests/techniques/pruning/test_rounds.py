@@ -80,7 +80,7 @@ def test_rounds_are_the_plain_version(rewind, steps_before):
     assert [(row.number, row.pruned) for row in result.rounds] == [(0, 0), (1, 12), (2, 20), (3, 24)]
     assert result.rounds[-1].sparsity == 0.8 and all(row.metric > 0 for row in result.rounds)
     assert result.report.targets == ("linear/kernel",)
-    assert [row[2] for row in result.section.rows] == [0, 12, 20, 24]
+    assert [row[2] for row in result.sections()[0].rows] == [0, 12, 20, 24]
     assert str(result).splitlines()[3].split()[:3] == ["2", "0.6667", "20"]
 
 

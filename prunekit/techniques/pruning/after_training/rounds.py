@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -48,13 +48,14 @@ class RoundsReport(Displayed):
         report: Report of the weights after the last training, compared with those before the first.
     """
 
+    main_items: ClassVar = "rounds"
+
     rounds: tuple[Round, ...]
     report: Report
 
-    @property
-    def section(self) -> Section:
-        """The rounds as a section of a report."""
-        return rounds_section(self.rounds)
+    def sections(self) -> tuple[Section, ...]:
+        """Returns the table of the rounds."""
+        return (rounds_section(self.rounds),)
 
     def __str__(self) -> str:
         rows = [tuple(map(plain, astuple(row))) for row in self.rounds]

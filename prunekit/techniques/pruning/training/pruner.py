@@ -448,7 +448,7 @@ class Pruner:
         """
         after = inspect_again(before, self.targets) if before is not None and only_pruned else inspect(self.model)
         return Report(
-            model=after.model,
+            model_name=after.model_name,
             weights=after.weights,
             skipped=tuple(self.skipped),
             events=tuple(self.events),

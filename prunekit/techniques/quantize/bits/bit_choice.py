@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.sections import Column, Section, Value
@@ -45,6 +44,9 @@ class BitChoice(Displayed):
         trials: The evaluated choices, in order of evaluation.
     """
 
+    derived: ClassVar = ("bits", "bytes", "error")
+    main_items: ClassVar = "weights"
+
     model_name: str
     weights: tuple[WeightLevels, ...]
     chosen: tuple[int, ...]
@@ -83,7 +85,7 @@ class BitChoice(Displayed):
         reached = [one.metric for one in self.trials if one.bytes == self.bytes]
         return f"{text}, metric {reached[-1]:.6g} (at least {self.floor:.6g})." if reached else f"{text}."
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> tuple[Section, ...]:
         """Returns tables: the weights with their errors and bits, and the evaluated choices."""
         found = [self._weights_section()]
         if self.trials:
@@ -96,7 +98,7 @@ class BitChoice(Displayed):
             )
             explanation = "The first is the model in floating point, its activations included."
             found.append(Section("Evaluated choices", columns, rows, explanation=explanation))
-        return found
+        return tuple(found)
 
     def _weights_section(self) -> Section:
         levels = self.weights[0].bits if self.weights else ()
@@ -136,25 +138,6 @@ class BitChoice(Displayed):
             "trials": [[one.bytes, one.metric] for one in self.trials],
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON values."""
-        return {
-            "model": self.model_name,
-            "bits": self.bits,
-            "bytes": self.bytes,
-            "error": self.error,
-            "budget": self.budget,
-            "floor": self.floor,
-            "weights": [{**asdict(one), **_lists(one)} for one in self.weights],
-            "path": [list(point) for point in self.path],
-            "trials": [asdict(one) for one in self.trials],
-        }
-
     def __str__(self) -> str:
         lines = [f"  {name}: {bits or 'float'}" for name, bits in self.bits.items()]
         return "\n".join([f"{self.model_name}: {self.verdict()}", *lines])
-
-
-def _lists(levels: WeightLevels) -> dict[str, Sequence[Any]]:
-    stored = [asdict(one) for one in levels.stored]
-    return {"stored": stored} | {name: list(getattr(levels, name)) for name in ("shape", "bits", "bytes", "errors")}

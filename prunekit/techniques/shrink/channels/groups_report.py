@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from prunekit.anatomy.channels.channels import Channels, Group, Stop, find_channels
 from prunekit.anatomy.layers.model_weights import weights_in
@@ -56,6 +56,8 @@ class GroupsReport(Displayed):
         stops: What keeps the other channels, with reasons.
     """
 
+    derived: ClassVar = ("channels",)
+
     model_name: str
     groups: tuple[ChannelGroup, ...]
     stops: tuple[Stop, ...] = ()
@@ -65,9 +67,9 @@ class GroupsReport(Displayed):
         """Number of channels in all groups."""
         return sum(group.channels for group in self.groups)
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> tuple[Section, ...]:
         """Returns the report as sections: the groups, and the channels that stay."""
-        return [self._groups_section(), stops_section(self.stops)]
+        return self._groups_section(), stops_section(self.stops)
 
     def _groups_section(self) -> Section:
         parted = any(group.parts > 1 for group in self.groups)
@@ -101,12 +103,6 @@ class GroupsReport(Displayed):
             notes=notes,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON values."""
-        groups = [{**asdict(group), "axes": [_plain(axis) for axis in group.axes]} for group in self.groups]
-        stops = [{**asdict(stop), "layers": list(stop.layers)} for stop in self.stops]
-        return {"model": self.model_name, "channels": self.channels, "groups": groups, "stops": stops}
-
     def to_dataframe(self) -> Any:
         """Returns one row for each axis of each group as a `pandas.DataFrame`, indexed by the group's name.
 
@@ -135,10 +131,6 @@ def _kernels(group: ChannelGroup) -> tuple[str, ...]:
     for one in kernels or group.axes:
         axes.setdefault(one.weight, []).append(one.axis)
     return tuple(f"{weight} ({' and '.join(map(str, sorted(found)))})" for weight, found in axes.items())
-
-
-def _plain(axis: GroupAxis) -> dict[str, Any]:
-    return {"weight": axis.weight, "axis": axis.axis, "shape": list(axis.shape)}
 
 
 def channel_groups(model: Any, approximate: Sequence[str] | str = ()) -> GroupsReport:

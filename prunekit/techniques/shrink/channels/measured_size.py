@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from prunekit.anatomy.channels.channel_order import Order
+from prunekit.anatomy.records.plain_data import Record
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.techniques.shrink.channels.options import Target
 
@@ -20,7 +21,7 @@ NEAR = 0.02
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Record):
     """A size of a model and of a smaller one.
 
     Attributes:
@@ -47,10 +48,6 @@ class Measured:
     def noise(self) -> float:
         """Half of the interval's width."""
         return (self.interval[1] - self.interval[0]) / 2
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON values."""
-        return {**asdict(self), "interval": list(self.interval)}
 
     def __str__(self) -> str:
         before, after = (f"{one:,}" if isinstance(one, int) else f"{one:.4g}" for one in (self.before, self.after))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -64,6 +64,8 @@ class ShrinkReport(Displayed):
         damage: What the removal did to metrics and outputs on the data; None without data.
     """
 
+    main_items: ClassVar = "groups"
+
     model_name: str
     parameters: tuple[int, int]
     macs: tuple[int | None, int | None]
@@ -87,7 +89,7 @@ class ShrinkReport(Displayed):
         """The adjustments that are not exact."""
         return tuple(one for one in self.adjustments if one.error is not None)
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> tuple[Section, ...]:
         """Returns the report as sections: groups, what stays, adjustments, the measured size, errors of the repair."""
         found = [groups_section(self.groups), stops_section(self.stops), *choices_sections(self.choices)]
         if self.damage is not None:
@@ -98,7 +100,7 @@ class ShrinkReport(Displayed):
             found.append(_measured_section(self.measured))
         if self.errors:
             found.append(_errors_section(self.errors))
-        return found
+        return tuple(found)
 
     def verdict(self) -> str:
         """Returns one sentence: parameters, multiply-accumulates, channels and the measured size that are left."""
@@ -106,26 +108,6 @@ class ShrinkReport(Displayed):
         left += [f"{self.channels[1]:,} of {self.channels[0]:,} channels"]
         left += [] if self.measured is None else [str(self.measured)]
         return f"{', '.join(left)} are left."
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON values."""
-        return {
-            "model": self.model_name,
-            "parameters": list(self.parameters),
-            "macs": list(self.macs),
-            "groups": [{**asdict(group), "kept": list(group.kept)} for group in self.groups],
-            "stops": [{**asdict(stop), "layers": list(stop.layers)} for stop in self.stops],
-            "errors": [asdict(error) for error in self.errors],
-            "adjustments": [asdict(adjustment) for adjustment in self.adjustments],
-            "measured": None if self.measured is None else self.measured.to_dict(),
-            "choices": [asdict(choice) for choice in self.choices],
-            "damage": None if self.damage is None else self.damage.to_dict(),
-            "notes": list(self.notes),
-            "kept": {
-                name: {str(axis): indices.tolist() for axis, indices in axes.items()}
-                for name, axes in self.kept.items()
-            },
-        }
 
     def __str__(self) -> str:
         lines = [f"{self.model_name}: {self.verdict()}"]

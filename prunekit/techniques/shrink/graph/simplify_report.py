@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.reports import Skipped
@@ -40,6 +40,8 @@ class SimplifyReport(Displayed):
         notes: Remarks.
     """
 
+    main_items: ClassVar = "rewrites"
+
     model_name: str
     layers: tuple[int, int]
     parameters: tuple[int, int]
@@ -62,7 +64,7 @@ class SimplifyReport(Displayed):
             f"{self.layers[0]} -> {self.layers[1]} layers, {self.parameters[0]:,} -> {self.parameters[1]:,} parameters."
         )
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> tuple[Section, ...]:
         """Returns the report as sections: rewrites, and what is left."""
         rewrites = Section(
             "Simplified",
@@ -75,18 +77,7 @@ class SimplifyReport(Displayed):
             (Column("Layer", "name"), Column("Reason", "text")),
             tuple((one.name, one.reason) for one in self.skipped),
         )
-        return [rewrites, left] if self.skipped else [rewrites]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON values."""
-        return {
-            "model": self.model_name,
-            "layers": list(self.layers),
-            "parameters": list(self.parameters),
-            "rewrites": [{**asdict(one), "layers": list(one.layers)} for one in self.rewrites],
-            "skipped": [asdict(one) for one in self.skipped],
-            "notes": list(self.notes),
-        }
+        return (rewrites, left) if self.skipped else (rewrites,)
 
     def __str__(self) -> str:
         lines = [

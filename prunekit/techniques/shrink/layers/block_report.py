@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.reports import Skipped
@@ -52,6 +51,8 @@ class BlocksReport(Displayed):
         notes: Remarks.
     """
 
+    main_items: ClassVar = "blocks"
+
     model_name: str
     layers: tuple[int, int]
     parameters: tuple[int, int]
@@ -70,7 +71,7 @@ class BlocksReport(Displayed):
         sizes = f"{_change('parameters', self.parameters)}, {_change('MACs', self.macs)}"
         return f"Removed {', '.join(self.removed)}: {self.layers[0]} -> {self.layers[1]} layers, {sizes}."
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> tuple[Section, ...]:
         """Returns the report as sections: the candidates, and what is none."""
         columns = (
             Column("Block", "name"),
@@ -103,19 +104,7 @@ class BlocksReport(Displayed):
             (Column("At", "name"), Column("Reason", "text")),
             tuple((one.name, one.reason) for one in self.skipped),
         )
-        return [blocks, left] if self.skipped else [blocks]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all fields as JSON values."""
-        return {
-            "model": self.model_name,
-            "layers": list(self.layers),
-            "parameters": list(self.parameters),
-            "macs": list(self.macs),
-            "blocks": [_json(one) for one in self.blocks],
-            "skipped": [asdict(one) for one in self.skipped],
-            "notes": list(self.notes),
-        }
+        return (blocks, left) if self.skipped else (blocks,)
 
     def __str__(self) -> str:
         lines = [
@@ -127,12 +116,6 @@ class BlocksReport(Displayed):
             lines.append(f"  {one.name} ({one.kind}, {one.parameters:,} parameters): change {one.change:.3g}{end}")
         lines += [f"  stays: {one.name}: {one.reason}" for one in self.skipped]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
-
-
-def _json(block: RankedBlock) -> dict[str, Any]:
-    """Returns a block as JSON values; changes that are not finite are None."""
-    values = {**asdict(block), "layers": list(block.layers)}
-    return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in values.items()}
 
 
 def _change(name: str, pair: Sequence[int | None]) -> str:
