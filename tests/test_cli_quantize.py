@@ -60,7 +60,7 @@ def test_json_has_the_report_and_the_file(quantize):
     assert (code, err, found["path"]) == (0, "", "new.tflite")
     assert found["report"]["method"] == "gptq" and [one["bits"] for one in found["report"]["weights"]] == [4, 4]
     assert found["file"]["bytes"] == Path("new.tflite").stat().st_size
-    assert found["file"]["largest_difference"] <= 1 and found["file"]["left_float"] == []
+    assert found["file"]["largest_difference"] <= 1 and found["file"]["skipped"] == []
 
 
 def test_the_keras_model_is_written_with_its_weights_on_grids(quantize):
@@ -102,7 +102,7 @@ def test_options_are_those_of_python(quantize):
     report = json.loads(out)["report"]
     assert code == 0 and report["method"] == "nearest"
     assert [one["name"] for one in report["weights"]] == ["hidden/kernel"]
-    assert [(one["name"], one["reason"]) for one in report["left_float"]] == [("out", "excluded by 'out'")]
+    assert [(one["name"], one["reason"]) for one in report["skipped"]] == [("out", "excluded by 'out'")]
 
 
 @pytest.mark.parametrize("bits", ["8", "16"])
@@ -331,7 +331,7 @@ def test_a_full_integer_file_has_no_layer_in_floating_point(run, stored):
     arguments = ("quantize", "norm.keras", "--data", stored / "d.npz", "--full-integer")
     code, out, _ = run(*arguments, "-o", "norm.tflite", "--json")
     found = json.loads(out)
-    assert (code, found["report"]["left_float"], found["file"]["left_float"]) == (0, [], [])
+    assert (code, found["report"]["skipped"], found["file"]["skipped"]) == (0, [], [])
     assert_mistake(run(*arguments, "-o", "new.keras"), "--full-integer is about LiteRT files")
     assert_mistake(run(*arguments, "-o", "n.tflite", "--activation-bits", "float"), "compute with integers alone")
 

@@ -20,7 +20,7 @@ class TestInspectGroups:
     def test_json_has_the_same(self, run, stored):
         found = json.loads(run("inspect", "--groups", stored, "--json")[1])
         assert [(group["name"], group["channels"]) for group in found["groups"]] == [("hidden", 8)]
-        assert found["stops"][0]["layers"] == ["out"]
+        assert found["skipped"][0]["layers"] == ["out"]
 
     def test_without_groups_it_says_so(self, run, tmp_path):
         import keras

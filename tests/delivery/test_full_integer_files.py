@@ -47,11 +47,11 @@ BLOCKS = [encoder, group_and_root_mean_square, without_weights, attention_of_oth
 def test_plan_report_and_file_compute_in_integers_alone_and_as_the_simulation(block, tmp_path):
     model, x = network(block), inputs()
     expected = model.predict(x, verbose=0)
-    assert planned_quantization(model, QuantizationOptions()).left_float
-    assert not planned_quantization(model, QuantizationOptions(full_integer=True)).left_float
+    assert planned_quantization(model, QuantizationOptions()).skipped
+    assert not planned_quantization(model, QuantizationOptions(full_integer=True)).skipped
     quantized = pk.quantize(model, x, full_integer=True)
     made = quantized.export(tmp_path / "full.tflite")
-    assert quantized.left_float == () and made.left_float == ()
+    assert quantized.skipped == () and made.skipped == ()
     assert float_operations(graph_of_file(tmp_path / "full.tflite")) == []
     assert all((one.largest or 0) <= 1 for one in made.tensors) and made.simulation.mean_error < 0.02
     assert sum(one.largest is not None for one in made.tensors) > 0.8 * len(made.tensors)
@@ -142,7 +142,7 @@ def test_a_training_on_integers_moves_the_weights_of_normalizations(tmp_path):
     after = norm.gamma.numpy(), norm.beta.numpy()
     assert all(np.isfinite(one).all() and not np.array_equal(one, two) for one, two in zip(after, before, strict=True))
     made = callback.report.export(tmp_path / "trained.tflite")
-    assert made.left_float == () and float_operations(graph_of_file(tmp_path / "trained.tflite")) == []
+    assert made.skipped == () and float_operations(graph_of_file(tmp_path / "trained.tflite")) == []
 
 
 def test_channels_that_a_normalization_computes_can_be_scaled_as_where_it_stays_whole():

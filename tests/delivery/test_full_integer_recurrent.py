@@ -68,14 +68,14 @@ def answers(path, *batches):
 def test_plan_report_and_file_have_no_float_and_the_file_computes_as_the_simulation(block, fused, tmp_path):
     model, x = network(block), inputs()
     expected = model.predict(x, verbose=0)
-    assert planned_quantization(model, QuantizationOptions()).left_float
+    assert planned_quantization(model, QuantizationOptions()).skipped
     plan = planned_quantization(model, FULL)
-    assert not plan.left_float
+    assert not plan.skipped
     quantized = pk.quantize(model, x, full_integer=True)
     made = quantized.export(tmp_path / "full.tflite")
     assert [name for name, _ in plan.ranges] == [one.name for one in quantized.ranges]
     assert [one[0] for one in plan.weights] == [one.name for one in quantized.weights]
-    assert quantized.left_float == () and made.left_float == ()
+    assert quantized.skipped == () and made.skipped == ()
     graph = graph_of_file(tmp_path / "full.tflite")
     assert float_operations(graph) == [] and kinds(graph).count(FUSED) == fused
     assert all(one.largest is not None and one.largest <= one.allowed for one in made.tensors)
@@ -133,7 +133,7 @@ def test_steps_with_tensors_of_16_bits_are_more_exact():
         model, x = network(lambda x: L.GRU(5, use_bias=False)(x)), inputs()
         expected = model.predict(x, verbose=0)
         quantized = pk.quantize(model, x, full_integer=True, activation_bits=bits)
-        assert quantized.left_float == ()
+        assert quantized.skipped == ()
         with quantized.simulating():
             found[bits] = np.sqrt(np.mean((model.predict(x, verbose=0) - expected) ** 2))
     assert found[16] < found[8] / 2
@@ -144,7 +144,7 @@ def test_lstms_of_16_bits_are_computed_step_by_step(tmp_path):
     quantized = pk.quantize(model, inputs(), full_integer=True, activation_bits=16)
     made = quantized.export(tmp_path / "wide.tflite")
     graph = graph_of_file(tmp_path / "wide.tflite")
-    assert made.left_float == () and FUSED not in kinds(graph) and float_operations(graph) == []
+    assert made.skipped == () and FUSED not in kinds(graph) and float_operations(graph) == []
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0])
@@ -178,7 +178,7 @@ def test_a_layer_that_is_called_twice_has_kernels_of_4_bits_once_and_reads_and_c
     quantized = pk.quantize(model, inputs(), bits=4, full_integer=True)
     made = quantized.export(tmp_path / "twice.tflite", integer_io=("inputs", "outputs"))
     graph = graph_of_file(tmp_path / "twice.tflite")
-    assert made.left_float == () and not {"DEQUANTIZE"} & set(kinds(graph)) and float_operations(graph) == []
+    assert made.skipped == () and not {"DEQUANTIZE"} & set(kinds(graph)) and float_operations(graph) == []
     first, second = (one for one in graph.operators if graph.kind(one) == FUSED)
     assert first.inputs[1:9].tolist() == second.inputs[1:9].tolist()
     assert all(np.abs(graph.codes(int(index))).max() <= 7 for index in first.inputs[1:9])
@@ -194,7 +194,7 @@ def test_a_training_on_integers_moves_the_weights_of_recurrent_layers(tmp_path):
     assert all(np.isfinite(one.numpy()).all() for one in model.weights)
     assert not any(np.array_equal(one.numpy(), two) for one, two in zip(watched, before, strict=True))
     made = callback.report.export(tmp_path / "trained.tflite")
-    assert made.left_float == () and float_operations(graph_of_file(tmp_path / "trained.tflite")) == []
+    assert made.skipped == () and float_operations(graph_of_file(tmp_path / "trained.tflite")) == []
 
 
 def test_codes_by_gptq_lie_on_the_scales_of_the_kernel(tmp_path):

@@ -69,7 +69,7 @@ def test_kernels_read_the_weights_of_the_quantized_model(tmp_path, name, bits):
     model, data, kind = network(name)
     found = pk.quantize(model, bits=bits, activation_bits="float", group_size=SIZE)
     exported = found.export(tmp_path / "w.tflite", data=data)
-    assert exported.left_float == () and exported.simulation.max_error < 1e-5
+    assert exported.skipped == () and exported.simulation.max_error < 1e-5
     content, expected = (tmp_path / "w.tflite").read_bytes(), stored_kernel(model, kind)
     (operator,) = [one for one in LiteRTGraph(content).operators if LiteRTGraph(content).kind(one) == kind]
     place = 0 if kind == "GATHER" else 1
@@ -136,4 +136,4 @@ def test_a_trained_model_is_exported_with_its_groups(tmp_path):
     training = pk.QuantizationCallback(bits=4, activation_bits="float", group_size=SIZE)
     model.fit(data, data[:, :3], epochs=1, verbose=0, callbacks=[training])
     exported = training.report.export(tmp_path / "w.tflite", data=data)
-    assert exported.simulation.max_error < 1e-5 and exported.left_float == ()
+    assert exported.simulation.max_error < 1e-5 and exported.skipped == ()

@@ -105,7 +105,7 @@ def test_tensors_are_as_near_to_the_simulation_as_kernels_of_16_bits_are(name, t
     build, steps = NETWORKS[name]
     done, _ = quantized(build())
     made = done.export(tmp_path / "m.tflite")
-    assert made.left_float == done.left_float == () and made.largest_difference <= steps
+    assert made.skipped == done.skipped == () and made.largest_difference <= steps
     assert max(one.allowed for one in made.tensors) == steps
     assert {one.allowed for one in made.tensors} <= {1, 2, steps}
     # A thousandth of the range is a quarter of a step of 8 bits.
@@ -189,9 +189,9 @@ LEFT_FLOAT = {
 def test_operations_without_a_precise_kernel_compute_in_floating_point_between_integers(kind, tmp_path):
     done, _ = quantized(network(L.Dense(33), LEFT_FLOAT[kind], L.Dense(3), shape=(4, 5)))
     made = done.export(tmp_path / "m.tflite")
-    ((name, _, kinds),) = [one.partition(": ") for one in made.left_float]
+    ((name, _, kinds),) = [one.partition(": ") for one in made.skipped]
     # The report knows it before there is a file.
-    assert kinds == kind and [one.name for one in done.left_float] == [name]
+    assert kinds == kind and [one.name for one in done.skipped] == [name]
     graph = LiteRTGraph((tmp_path / "m.tflite").read_bytes())
     kinds = [graph.kind(one) for one in graph.operators if graph.kind(one) != "RESHAPE"]
     place = kinds.index(kind)
@@ -206,8 +206,8 @@ def test_a_softmax_of_32_entries_is_no_more_than_half_a_step_of_8_bits_off(tmp_p
     done = pk.quantize(model, np.eye(32, dtype="float32"), activation_bits=16)
     made = done.export(tmp_path / "m.tflite")
     (softmax,) = [one for one in made.tensors if one.allowed > 2]
-    assert made.left_float == () and softmax.allowed == 66 and 30 < softmax.largest <= 66
-    assert done.left_float == ()
+    assert made.skipped == () and softmax.allowed == 66 and 30 < softmax.largest <= 66
+    assert done.skipped == ()
 
 
 def test_a_softmax_of_open_length_computes_in_floating_point(tmp_path):
@@ -218,8 +218,8 @@ def test_a_softmax_of_open_length_computes_in_floating_point(tmp_path):
     inputs = np.random.default_rng(0).normal(size=(16, 6, 5)).astype("float32")
     done = pk.quantize(model, inputs, activation_bits=16)
     made = done.export(tmp_path / "m.tflite")
-    assert "SOFTMAX" in [one.partition(": ")[2] for one in made.left_float]
-    assert "up to 32 entries" in done.left_float[0].reason
+    assert "SOFTMAX" in [one.partition(": ")[2] for one in made.skipped]
+    assert "up to 32 entries" in done.skipped[0].reason
 
 
 def test_operations_have_the_versions_of_kernels_of_16_bits(tmp_path):
@@ -251,7 +251,7 @@ def test_weights_of_4_bits_are_stored_as_such_in_dense_layers_alone(tmp_path):
     graph = LiteRTGraph((tmp_path / "m.tflite").read_bytes())
     types = {graph.kind(one): graph.tensor(one.inputs[1]).type for one in graph.operators if len(one.inputs) == 3}
     assert types == {"CONV_2D": 9, "DEPTHWISE_CONV_2D": 9, "FULLY_CONNECTED": 17}
-    assert made.largest_difference <= 2 and made.left_float == ()
+    assert made.largest_difference <= 2 and made.skipped == ()
 
 
 def test_zeros_of_a_pruned_kernel_are_zeros_in_a_file_of_16_bits(tmp_path):

@@ -84,7 +84,7 @@ def test_pixels_are_the_codes_of_an_input_that_is_calibrated_from_0_to_255(tmp_p
     done = pk.quantize(model, pixels.astype("float32"), activation_ranges="minmax")
     exported = done.export(tmp_path / "m.tflite", integer_io=("inputs", "uint8"))
     (given,), _, run = details(tmp_path / "m.tflite")
-    assert given["quantization"] == (1.0, 0) and not exported.left_float
+    assert given["quantization"] == (1.0, 0) and not exported.skipped
     with done.simulating() as simulation:
         expected = simulation.predict(pixels.astype("float32"), verbose=0)
     (found,) = run(image=pixels.astype("uint8")).values()

@@ -122,7 +122,7 @@ def test_the_file_computes_with_integers_within_one_step_of_the_simulation(name,
     done = pk.quantize(model, inputs)
     made = done.export(tmp_path / "m.tflite")
     assert made.largest_difference <= 1
-    assert made.left_float == done.left_float == ()
+    assert made.skipped == done.skipped == ()
     graph = LiteRTGraph((tmp_path / "m.tflite").read_bytes())
     found = [graph.kind(one) for one in graph.operators]
     first, last = next(at for at, kind in enumerate(found) if kind in ("CONV_2D", "FULLY_CONNECTED")), len(found) - 1
@@ -138,7 +138,7 @@ def test_report_and_file_name_the_same_layers_in_floating_point(name, tmp_path):
     model, inputs = between(function, *shape or [IMAGES])
     done = pk.quantize(model, inputs)
     made = done.export(tmp_path / "m.tflite")
-    assert names(made.left_float) == names(one.name for one in done.left_float) == sorted(expected)
+    assert names(made.skipped) == names(one.name for one in done.skipped) == sorted(expected)
     assert made.largest_difference <= 1
 
 
@@ -188,7 +188,7 @@ def test_two_equal_relus_whose_results_lie_on_two_grids_are_both_integers(tmp_pa
     inputs = np.random.default_rng(1).normal(size=(16, 8, 8, 3)).astype("float32")
     done = pk.quantize(model, inputs)
     made = done.export(tmp_path / "m.tflite")
-    assert made.left_float == done.left_float == () and made.largest_difference <= 1
+    assert made.skipped == done.skipped == () and made.largest_difference <= 1
     graph = LiteRTGraph((tmp_path / "m.tflite").read_bytes())
     assert [graph.kind(one) for one in graph.operators].count("RELU") == 2
     assert not any("_of_prunekit/" in graph.name(int(one.outputs[0])) for one in graph.operators)
@@ -227,7 +227,7 @@ def test_a_table_that_layers_read_as_integers_is_stored_on_their_grid(name, tmp_
     }[name]
     done = pk.quantize(*reading(function))
     made = done.export(tmp_path / "m.tflite")
-    assert made.left_float == done.left_float == () and made.largest_difference <= 1
+    assert made.skipped == done.skipped == () and made.largest_difference <= 1
     assert stored_tables(tmp_path / "m.tflite") == ["INT8"]
     # The rows are those of the table on the grid on which they are read.
     graph = LiteRTGraph((tmp_path / "m.tflite").read_bytes())
@@ -252,7 +252,7 @@ def test_a_table_that_layers_read_as_integers_is_stored_on_their_grid(name, tmp_
 def test_a_table_that_another_layer_reads_as_floats_keeps_a_scale_for_each_row(function, options, left, tmp_path):
     done = pk.quantize(*reading(function, **options))
     made = done.export(tmp_path / "m.tflite")
-    assert names(made.left_float) == names(one.name for one in done.left_float) == left
+    assert names(made.skipped) == names(one.name for one in done.skipped) == left
     assert stored_tables(tmp_path / "m.tflite") == ["FLOAT32"]
 
 
@@ -260,6 +260,6 @@ def test_a_table_that_another_layer_reads_as_floats_keeps_a_scale_for_each_row(f
 def test_a_table_with_smaller_codes_than_the_grid_of_its_readers_keeps_them(options, tmp_path):
     done = pk.quantize(*reading(pooled), **options)
     made = done.export(tmp_path / "m.tflite")
-    assert names(made.left_float) == names(one.name for one in done.left_float) == ["table"]
+    assert names(made.skipped) == names(one.name for one in done.skipped) == ["table"]
     bits = options.get("weights", 8)
-    assert done.left_float[0].reason == f"its table has codes of {bits} bits, and a scale for each row"
+    assert done.skipped[0].reason == f"its table has codes of {bits} bits, and a scale for each row"

@@ -121,7 +121,7 @@ def test_a_file_has_int8_layers_for_weights_alone_and_loads_without_prunekit(tmp
     attention = [f"attention_{name}" for name in ("query", "key", "value", "attention_output")]
     names = {"table", *attention, "heads", "inner", "shared", "out"}
     found = int8_layers(tmp_path / "model.keras")
-    assert set(exported.int8_layers) == set(found) == names and exported.left_float == ()
+    assert set(exported.int8_layers) == set(found) == names and exported.skipped == ()
     assert all(getattr(layer, "inputs_quantizer", None) is None for layer in found.values())
     assert "inside them, whose int8 settings Keras would not save: attention." in "".join(exported.notes)
 
@@ -179,7 +179,7 @@ def test_groups_of_at_most_4_bits_are_int4_layers_with_exactly_the_weights(bits,
     exported = done.export(tmp_path / "model.keras", data=inputs)
     attention = [f"attention_{name}" for name in ("query", "key", "value", "attention_output")]
     assert set(exported.int4_layers) == {"table", *attention, "heads", "out"}
-    assert exported.int8_layers == ("whole",) and exported.left_float == ()
+    assert exported.int8_layers == ("whole",) and exported.skipped == ()
     assert "7 layers have int4 weights" in exported.verdict() and "1 layer has int8 weights" in exported.verdict()
     loaded = keras.models.load_model(tmp_path / "model.keras")
     for name, kernel in (("heads", model.get_layer("heads").kernel), ("out", model.get_layer("out").kernel)):
@@ -210,7 +210,7 @@ def test_groups_that_keras_does_not_have_stay_in_floating_point(tmp_path):
     assert value.shape == (40, 4)
     exported = pk.quantize(model, inputs, bits=bits, **options).export(tmp_path / "model.keras")
     assert exported.int4_layers == ("out",) and exported.int8_layers == ("inputs_last",)
-    assert exported.left_float == ("conv/kernel: Keras has no int8 form of Conv1D",)
+    assert exported.skipped == ("conv/kernel: Keras has no int8 form of Conv1D",)
     assert_computes_the_same(tmp_path / "model.keras", model, inputs)
 
     keras.utils.set_random_seed(1)
@@ -219,7 +219,7 @@ def test_groups_that_keras_does_not_have_stay_in_floating_point(tmp_path):
     bits = {"inputs_last": 4, "few": 4, "wide": 8}
     exported = pk.quantize(model, numbers(8, 6, 40), bits=bits, **options).export(tmp_path / "model.keras")
     reason = "Keras has groups with at most 4 bits, in Dense, Embedding, and EinsumDense with its inputs first"
-    assert f"inputs_last/kernel: {reason}" in exported.left_float and f"wide/kernel: {reason}" in exported.left_float
+    assert f"inputs_last/kernel: {reason}" in exported.skipped and f"wide/kernel: {reason}" in exported.skipped
 
 
 @pytest.mark.parametrize("activations", [8, 16])
@@ -310,7 +310,7 @@ def test_the_report_tells_sizes_and_what_stays_in_floating_point(tmp_path):
     y = L.LSTM(12, name="lstm")(y)
     model, inputs = keras.Model(x, OwnDense(3, name="own")(L.Dense(500, name="wide")(y))), numbers(16, 4, 30)
     exported = pk.quantize(model, inputs, activation_bits="float").export(tmp_path / "m.keras")
-    left = dict(one.split(": ") for one in exported.left_float)
+    left = dict(one.split(": ") for one in exported.skipped)
     assert set(left) == {"each/timed/kernel", "lstm/kernel", "lstm/recurrent_kernel", "own/kernel"}
     assert left["own/kernel"] == "Keras has no int8 form of OwnDense" and left["lstm/kernel"].endswith("LSTMCell")
     assert left["each/timed/kernel"].startswith("it is inside of a layer that")
@@ -343,7 +343,7 @@ def test_attention_with_a_mask_stays_whole_and_in_floating_point(tmp_path):
     loaded = keras.models.load_model(tmp_path / "m.keras")
     np.testing.assert_allclose(outputs(loaded, inputs), outputs(model, inputs), rtol=1e-4, atol=2e-6)
     assert exported.int8_layers == ("table", "heads", "inner", "shared", "out")
-    assert [one.split(":")[0] for one in exported.left_float] == [
+    assert [one.split(":")[0] for one in exported.skipped] == [
         f"attention/{name}/kernel" for name in ("query", "key", "value", "attention_output")
     ]
     assert isinstance(loaded.get_layer("attention"), L.MultiHeadAttention)
@@ -430,7 +430,7 @@ def test_a_layer_with_the_kernel_of_another_one_is_named_since_the_file_holds_a_
         tmp_path / "m.keras", data=numbers(16, 8)
     )
     assert made.int8_layers == ("first",)
-    assert made.left_float == ("tied: the file holds a copy of the weight that it shares with first",)
+    assert made.skipped == ("tied: the file holds a copy of the weight that it shares with first",)
 
 
 # ---- models that Keras has quantized ---------------------------------------------------------------------------------

@@ -45,14 +45,14 @@ def test_each_weight_is_stored_with_its_bits(tmp_path, activations):
     found = pk.quantize(model, data, bits={"second": 4, "hidden": 3, "head": 8}, activation_bits=activations)
     made = found.export(tmp_path / "mixed.tflite")
     assert types_of(tmp_path / "mixed.tflite") == {432: "int8", 2304: "int4", 512: "int4", 320: "int8"}
-    assert not made.left_float and made.largest_difference in (None, 0, 1)
+    assert not made.skipped and made.largest_difference in (None, 0, 1)
 
 
 def test_a_layer_without_bits_stays_in_floating_point(tmp_path):
     model, data = network()
     made = pk.quantize(model, data, bits={"second": "float", "first": 4}).export(tmp_path / "mixed.tflite")
     assert types_of(tmp_path / "mixed.tflite") == {432: "int4", 2304: "float32", 512: "int8", 320: "int8"}
-    assert made.left_float == ("second: CONV_2D",)
+    assert made.skipped == ("second: CONV_2D",)
 
 
 def test_a_choice_under_a_budget_is_a_file_of_about_these_bytes(tmp_path):

@@ -143,11 +143,11 @@ def test_they_do_so_for_each_activation(family, first, bits, tmp_path):
 
 def _check(family, pairs, folder, **options):
     model, inputs = branches(family, pairs)
-    planned = sorted(one.name for one in planned_quantization(model, QuantizationOptions(**options)).left_float)
+    planned = sorted(one.name for one in planned_quantization(model, QuantizationOptions(**options)).skipped)
     done = pk.quantize(model, inputs, **options)
     made = done.export(folder / "m.tflite")
-    reported = sorted(one.name for one in done.left_float)
-    assert planned == reported == in_floating_point(made.left_float)
+    reported = sorted(one.name for one in done.skipped)
+    assert planned == reported == in_floating_point(made.skipped)
     softplus = sum("softplus" in one for one, _ in pairs) * len(FAMILIES[family][1])
     assert len(planned) >= softplus > 0
     assert made.largest_difference <= 1
@@ -176,11 +176,11 @@ def blocks_of_pixels(lengths, pairs):
 def test_they_name_the_same_moves_of_blocks_of_pixels(lengths, bits, moved, tmp_path):
     model, inputs = blocks_of_pixels(lengths, FEW)
     planned = sorted(
-        one.name for one in planned_quantization(model, QuantizationOptions(activation_bits=bits)).left_float
+        one.name for one in planned_quantization(model, QuantizationOptions(activation_bits=bits)).skipped
     )
     done = pk.quantize(model, inputs, activation_bits=bits)
     made = done.export(tmp_path / "m.tflite")
-    assert planned == sorted(one.name for one in done.left_float) == in_floating_point(made.left_float)
+    assert planned == sorted(one.name for one in done.skipped) == in_floating_point(made.skipped)
     assert sum("space" in one for one in planned) == moved and any("branch" in one for one in planned)
     assert made.largest_difference <= 1
 
@@ -196,7 +196,7 @@ def test_relus_behind_dilated_and_transposed_convolutions_are_integers_after_tra
     inputs = np.random.default_rng(1).normal(size=(8, 8, 8, 3)).astype("float32")
     callback = pk.QuantizationCallback(inputs, misfits="error")
     model.fit(inputs, np.zeros((8, 2)), epochs=1, batch_size=4, verbose=0, callbacks=[callback])
-    assert callback.report.export(tmp_path / "m.tflite").left_float == ()
+    assert callback.report.export(tmp_path / "m.tflite").skipped == ()
 
 
 def test_a_file_with_parts_in_floating_point_that_the_report_lacks_is_refused_or_says_so(tmp_path, monkeypatch):

@@ -227,7 +227,7 @@ def report(layers, *, activations=True, error=lambda index: 1e-4 * (1 + index % 
         TensorRange(name.format(i), 1, 8, -float(i % 5), 1.0 + i % 9, 0.1, 0, "data" if i else "kernel")
         for i in range(layers)
     )
-    return QuantizationReport("net", "nearest", weights, found if activations else (), (), (), 32 * layers)
+    return QuantizationReport("net", "nearest", weights, found if activations else (), (), 32 * layers)
 
 
 def pictures(found):

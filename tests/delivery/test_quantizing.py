@@ -85,7 +85,7 @@ def test_the_fields_of_an_export_describe_the_file(eight):
     done, export, inputs = eight
     content = Path(export.path).read_bytes()
     assert export.bytes == len(content) and export.gzip_bytes < export.bytes < export.float_bytes
-    assert export.left_float == () and export.largest_difference <= 1
+    assert export.skipped == () and export.largest_difference <= 1
     assert [one.name for one in export.tensors] == [one.name for one in done.ranges]
     assert 0.0 < export.float_model.mean_error < 0.02
     start = f"{export.path}: {export.bytes:,} bytes ({export.bytes / export.float_bytes:.3f} of the float32 file)"
@@ -102,7 +102,7 @@ def test_the_fields_of_an_export_describe_the_file(eight):
 def test_other_architectures_have_files_of_8_bits(name, tmp_path):
     model, inputs = made(name)
     export = pk.quantize(model, inputs).export(tmp_path / "new" / "m.tflite")
-    assert export.left_float == () and export.largest_difference <= 1
+    assert export.skipped == () and export.largest_difference <= 1
     assert export.simulation.mean_error < 0.01 and export.float_model.mean_error < 0.05
     assert [one.name for one in (tmp_path / "new").iterdir()] == ["m.tflite"]
 
@@ -128,7 +128,7 @@ def test_with_activations_in_floating_point_the_file_computes_what_the_quantized
     export = done.export(tmp_path / "m.tflite", data=inputs)
     expected = model.predict(inputs, verbose=0)
     assert np.abs(outputs_of(export.path, inputs) - expected).max() <= 1e-5 * np.abs(expected).max()
-    assert (export.tensors, export.float_model, export.left_float) == ((), None, ())
+    assert (export.tensors, export.float_model, export.skipped) == ((), None, ())
     stored = stored_weights(tmp_path / "m.tflite")
     for name, operation, order in OPERATIONS:
         found, codes, scales = stored[operation]
@@ -153,7 +153,7 @@ def test_weights_of_4_bits_are_stored_two_in_each_byte_with_the_codes_of_the_mod
         zeros[name] = kernel.transpose(order) == 0.0
     done = pk.quantize(model, inputs_of(model, examples=32), bits=bits)
     export = done.export(tmp_path / "m.tflite")
-    assert export.left_float == () and export.largest_difference <= 1
+    assert export.skipped == () and export.largest_difference <= 1
     stored = stored_weights(tmp_path / "m.tflite")
     for name, operation, order in OPERATIONS:
         found, codes, scales = stored[operation]
@@ -183,7 +183,7 @@ def test_a_softmax_of_almost_constant_logits_computes_in_floating_point(size, le
     logits.kernel.assign(30 * size * np.random.default_rng(0).normal(size=(8, 6)))
     inputs = np.random.default_rng(1).normal(size=(16, 8)).astype("float32")
     found = pk.quantize(model, inputs).export(tmp_path / "m.tflite")
-    assert list(found.left_float) == ["classes: SOFTMAX"] * left
+    assert list(found.skipped) == ["classes: SOFTMAX"] * left
     assert found.largest_difference <= 1
 
 
@@ -247,7 +247,7 @@ def test_a_model_that_reads_texts_is_quantized_and_the_part_behind_the_lookup_is
     code = str(refused.value).split("outputs: ")[1].removesuffix(".")
     behind = eval(code, {"pk": pk, "keras": keras, "model": model, "texts": texts.astype(str)})
     export = behind.export(tmp_path / "model.tflite")
-    assert export.largest_difference <= 1 and not export.left_float
+    assert export.largest_difference <= 1 and not export.skipped
 
 
 def test_the_keras_file_of_a_model_that_reads_texts_is_compared_on_texts(tmp_path):

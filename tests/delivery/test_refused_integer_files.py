@@ -196,8 +196,8 @@ def test_operations_in_floating_point_are_named(normalized, tmp_path):
     model, inputs = normalized
     done = pk.quantize(model, inputs)
     export = done.export(tmp_path / "m.tflite")
-    assert [one.name for one in done.left_float] == ["norm"]
-    (left,) = export.left_float
+    assert [one.name for one in done.skipped] == ["norm"]
+    (left,) = export.skipped
     assert left.startswith("norm: ") and "RSQRT" in left.split(": ")[1].split(", ")
     assert export.verdict().endswith("; 1 operation computes in floating point.")
     assert str(export).count("\n  in floating point: ") == 1
@@ -231,8 +231,8 @@ def test_an_excluded_layer_between_two_others_computes_in_floating_point(bits, t
     model = randomize(stack((16,), *dense, L.Dense(3, name="c")))
     done = pk.quantize(model, inputs_of(model, examples=16), exclude="b", bits=bits)
     found = done.export(tmp_path / "m.tflite")
-    assert [one.name for one in done.left_float] == ["b"]
-    assert found.left_float == ("b: FULLY_CONNECTED",)
+    assert [one.name for one in done.skipped] == ["b"]
+    assert found.skipped == ("b: FULLY_CONNECTED",)
 
 
 def test_a_tensor_that_is_zero_on_the_data_keeps_the_bias_of_the_layer_behind(tmp_path):
@@ -294,7 +294,7 @@ def test_a_relu6_behind_results_of_any_size_is_exact(size, tmp_path):
     for variable in (conv.kernel, conv.bias):
         variable.assign(np.array(variable) * size)
     found = pk.quantize(model, inputs_of(model, examples=16)).export(tmp_path / "m.tflite")
-    assert found.largest_difference <= 1 and not found.left_float
+    assert found.largest_difference <= 1 and not found.skipped
 
 
 @pytest.mark.parametrize("seed", range(4))

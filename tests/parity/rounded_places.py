@@ -73,7 +73,7 @@ def own_places(build):
     """Where prunekit rounds a network."""
     model = build(keras)
     placement = place(model)
-    assert not placement.read and not placement.left_float
+    assert not placement.read and not placement.skipped
     units = [unit for each in placement.units.values() for unit in each]
     names = {id(tensor): unit.name for unit in units for tensor in unit.outputs}
     names |= {id(tensor): tensor.name for tensor in model.inputs}

@@ -49,7 +49,7 @@ with a DEQUANTIZE, a MUL by their scales and a RESHAPE. Every file is run in a p
 the simulation continues after each tensor with what the file computed (`integer_comparison`): no tensor may be more
 than one step apart. Each unit is traced in a scope of names with its number, by which `integer_units` finds the unit of
 an operation in the file: its normalizations become depthwise convolutions (`litert_folding`), constants are rounded
-where the simulation rounds them, and `left_float` names layers as the report does. Operations that the converter has
+where the simulation rounds them, and `skipped` names layers as the report does. Operations that the converter has
 merged, such as two equal ReLUs, are split again if their results lie on different grids. The table of an Embedding
 needs nothing from the simulation: a rounded row is a row of the rounded table, so a GATHER before a QUANTIZE reads a
 table that is stored on the grid of the QUANTIZE. `integer_kernels` is the table of LiteRT's kernels for tensors of 8

@@ -75,7 +75,7 @@ class IntegerFile:
     Attributes:
         content: The file.
         roundings: One for each mark.
-        left_float: Layers and operations of the model that compute in floating point, as "NAME: KIND, KIND" with the
+        skipped: Layers and operations of the model that compute in floating point, as "NAME: KIND, KIND" with the
             kinds of their operations in the file; "KIND name" for operations of the file that belong to none.
         outputs: Names of its outputs, in the order of the model's flattened output structure.
         batch: The fixed batch size; None permits any.
@@ -84,7 +84,7 @@ class IntegerFile:
 
     content: bytes
     roundings: tuple[FileRounding, ...]
-    left_float: tuple[str, ...]
+    skipped: tuple[str, ...]
     outputs: tuple[str, ...] = ()
     batch: int | None = None
     grids: Mapping[str, Grid] = field(default_factory=dict)
@@ -128,7 +128,7 @@ def with_integers(  # noqa: PLR0913
     rewriter = _Rewriter(graph, marks, found, weights, kernels_for(activations), cells or {})
     rewriter.run()
     merged = merge_reshapes(graph)
-    left_float = found.listed(rewriter.left_float)
+    skipped = found.listed(rewriter.skipped)
     found.remove_scopes()
     grids = with_integer_io(graph, rewriter.tensors.grids, integer_io)
     store_weights(graph, weights)
@@ -140,7 +140,7 @@ def with_integers(  # noqa: PLR0913
         else FileRounding(grid, None)
         for name, grid in marks.items()
     ]
-    return IntegerFile(made, tuple(roundings), left_float, grids=grids)
+    return IntegerFile(made, tuple(roundings), skipped, grids=grids)
 
 
 def with_integer_weights(
@@ -171,7 +171,7 @@ class _Rewriter:
         tensors: The tensors that became integers.
         found: Name of a mark -> index of the tensor of integers that it became.
         steps: Name of a mark -> steps that kernels may be off there.
-        left_float: Operations that compute in floating point.
+        skipped: Operations that compute in floating point.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class _Rewriter:
         self._steps: dict[int, int] = {}
         self.found: dict[str, int] = {}
         self.steps: dict[str, int] = {}
-        self.left_float: list[Any] = []
+        self.skipped: list[Any] = []
 
     def run(self) -> None:
         """Rewrites the graph."""
@@ -220,14 +220,14 @@ class _Rewriter:
             self.tensors.read_integers(operator)
             self._operators.append(operator)
         elif kind in self._kernels.float_moves and self._move_floats(operator):
-            self.left_float.append(operator)
+            self.skipped.append(operator)
         elif self._becomes_integer(operator, kind):
             self._graph.require_op_version(operator, self._kernels.version_of(self._graph, operator))
             self._operators.append(operator)
         else:
             moved = kind in MOVES - self._kernels.float_moves and self._units.moves(operator)
             if not moved and any(self._graph.is_float(int(index)) for index in operator.outputs):
-                self.left_float.append(operator)
+                self.skipped.append(operator)
             self.tensors.read_floats(operator)
             self._operators.append(operator)
 

@@ -27,7 +27,7 @@ class IntegerExport(Displayed):
         gzip_bytes: Its size after `gzip -9`.
         float_bytes: Size of the model's float32 file; of models whose weights have 1 MiB or more, that of the weights
             if the integer file is smaller.
-        left_float: Operations of a LiteRT file that compute in floating point, as "KIND name"; of a Keras file,
+        skipped: Operations of a LiteRT file that compute in floating point, as "KIND name"; of a Keras file,
             weights on grids that it has in floating point, and layers with a copy of a weight, as "NAME: reason".
         tensors: Differences of its tensors from the simulation, in steps; empty with activations in floating point.
         simulation: Differences of its outputs from those of the simulation; of a Keras file, whose tensors are in
@@ -47,7 +47,7 @@ class IntegerExport(Displayed):
     bytes: int
     gzip_bytes: int
     float_bytes: int
-    left_float: tuple[str, ...]
+    skipped: tuple[str, ...]
     tensors: tuple[TensorDifference, ...]
     simulation: Comparison
     float_model: Comparison | None
@@ -70,7 +70,7 @@ class IntegerExport(Displayed):
         if self.kernels:
             sparse = sum(not one.reason for one in self.kernels)
             text += f", {sparse} of {len(self.kernels)} kernels encoded sparsely"
-        left, kinds = len(self.left_float), {"int8": len(self.int8_layers), "int4": len(self.int4_layers)}
+        left, kinds = len(self.skipped), {"int8": len(self.int8_layers), "int4": len(self.int4_layers)}
         if any(kinds.values()):
             told = [f"{n} {'layer has' if n == 1 else 'layers have'} {kind} weights" for kind, n in kinds.items() if n]
             text += f"; {', '.join(told)}"
@@ -83,7 +83,7 @@ class IntegerExport(Displayed):
         return (_file_section(self), *tensors, *([_kernels_section(self.kernels)] if self.kernels else []))
 
     def __str__(self) -> str:
-        lines = [self.verdict(), *(f"  in floating point: {one}" for one in self.left_float)]
+        lines = [self.verdict(), *(f"  in floating point: {one}" for one in self.skipped)]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
@@ -115,7 +115,7 @@ def _file_section(export: IntegerExport) -> Section:
         (row,),
         explanation="Differences of the outputs, as fractions of their range: the largest one, and the root of the "
         "mean square. Same class: share of the examples with the most likely class of the float model.",
-        notes=(*(f"In floating point: {one}." for one in export.left_float), *export.notes),
+        notes=(*(f"In floating point: {one}." for one in export.skipped), *export.notes),
     )
 
 

@@ -58,7 +58,7 @@ class FileUnits:
         return unit is not None and unit.rule.moves
 
     def listed(self, operators: Sequence[Any]) -> tuple[str, ...]:
-        """Returns `IntegerFile.left_float` of operations in floating point."""
+        """Returns `IntegerFile.skipped` of operations in floating point."""
         found: dict[str, list[str]] = {}
         for operator in operators:
             unit, kind = self.of(operator), self._graph.kind(operator)

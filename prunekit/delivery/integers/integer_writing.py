@@ -198,7 +198,7 @@ class _Export:
             len(made.content),
             gzip_size([made.content]),
             float_bytes,
-            made.left_float,
+            made.skipped,
             tuple(tensors),
             simulation,
             before,
@@ -318,8 +318,8 @@ def _unexpected(made: IntegerFile, found: QuantizedModel) -> list[str]:
     Raises:
         IntegerExportError: There is something, and all of the model was to become integers.
     """
-    known = {one.name for one in found.report.left_float}
-    others = [one for one in made.left_float if one.partition(": ")[0] not in known]
+    known = {one.name for one in found.report.skipped}
+    others = [one for one in made.skipped if one.partition(": ")[0] not in known]
     if not others:
         return []
     listed = names(others, _LISTED)

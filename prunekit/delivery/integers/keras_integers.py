@@ -90,7 +90,7 @@ def export_keras_integers(
         size,
         compressed,
         float_bytes,
-        copy.left_float,
+        copy.skipped,
         (),
         same,
         before,
@@ -108,14 +108,14 @@ class _IntegerCopy:
         model: The copy.
         int8_layers: Names of its int8 layers.
         int4_layers: Names of its int4 layers.
-        left_float: The other weights that lie on grids, as "NAME: reason".
+        skipped: The other weights that lie on grids, as "NAME: reason".
         opened: Names of the layers that are replaced by the calls inside them.
     """
 
     model: Any
     int8_layers: tuple[str, ...]
     int4_layers: tuple[str, ...]
-    left_float: tuple[str, ...]
+    skipped: tuple[str, ...]
     opened: tuple[str, ...]
 
 
@@ -152,8 +152,8 @@ def _integer_copy(found: QuantizedModel) -> _IntegerCopy:
             int4_layers.append(layer.name)
     if not done:
         raise _no_integers(found, done)
-    left_float = _left_float(found, done) + _copies(found, done, {*int8_layers, *int4_layers})
-    return _IntegerCopy(made, tuple(int8_layers), tuple(int4_layers), left_float, tuple(opener.opened))
+    skipped = _skipped(found, done) + _copies(found, done, {*int8_layers, *int4_layers})
+    return _IntegerCopy(made, tuple(int8_layers), tuple(int4_layers), skipped, tuple(opener.opened))
 
 
 def _built(model: Any, opener: _Opener) -> tuple[Any, Variables]:
@@ -279,7 +279,7 @@ class _GivenCodes(keras.quantizers.Quantizer):
         return codes, (1.0 / grid.scale.astype("float64")).astype("float32")
 
 
-def _left_float(found: QuantizedModel, done: set[int]) -> tuple[str, ...]:
+def _skipped(found: QuantizedModel, done: set[int]) -> tuple[str, ...]:
     """Returns the weights on grids that are no integers in the file, as "NAME: reason".
 
     Args:
@@ -323,7 +323,7 @@ def _reason(layer: Any, grid: Grid) -> str:
 
 
 def _no_integers(found: QuantizedModel, done: set[int]) -> IntegerExportError:
-    left = names([one.replace(": ", " (", 1) + ")" for one in _left_float(found, done)], _LISTED)
+    left = names([one.replace(": ", " (", 1) + ")" for one in _skipped(found, done)], _LISTED)
     kinds = ", ".join(kind.__name__ for kind in _INT8)
     return IntegerExportError(
         f"Keras has int8 forms of the layers {kinds}, not of convolutions, recurrent layers and subclasses. Received: "

@@ -148,7 +148,9 @@ def _plain(text: str) -> str:
     return text.replace("$", "\\$")
 
 
-def _draw_metric(axes: Axes, curve: Sequence[tuple[float, float]], baseline: float | None, metric: str) -> list[Any]:
+def _draw_metric(
+    axes: Axes, curve: Sequence[tuple[float, float | None]], baseline: float | None, metric: str
+) -> list[Any]:
     points = [(step, value) for step, value in curve if is_number(value)]
     if not points:
         return []

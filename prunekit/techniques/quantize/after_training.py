@@ -26,7 +26,7 @@ from prunekit.techniques.pruning.training.targeting import ResolvedTargets, reso
 from prunekit.techniques.quantize.options import QuantizationOptions, rule_name
 from prunekit.techniques.quantize.placement.spans import joined
 from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights, migrated, selected_and_placed
-from prunekit.techniques.quantize.quantization_report import PlannedQuantization, granularity_words
+from prunekit.techniques.quantize.quantization_report import PlannedQuantization, granularity_words, in_floating_point
 from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
 from prunekit.techniques.quantize.rescaling.activation_scaling import activation_scaled
 from prunekit.techniques.quantize.rescaling.channel_scaling import ChannelScaling, output_kernel
@@ -86,11 +86,11 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
         for one in rounded
     )
     chosen = [(one.name, rule if one.signed is None else "prescribed by the kernel") for one in placement.ranges]
-    left_float = placement.float_layers(None if form is None else form.bits)
+    left = placement.float_layers(None if form is None else form.bits)
     return PlannedQuantization(
         weights=weights,
         ranges=() if form is None else tuple(chosen),
-        left_float=(*left_float, *selection.skipped),
+        skipped=in_floating_point(left, selection.skipped),
         not_pruned=() if pruned is None else tuple(_misfits(pruned)),
         joined=() if form is None else tuple((unit.name, tuple(names)) for unit, _, names in joined(placement)),
         bits=None if form is None else form.bits,

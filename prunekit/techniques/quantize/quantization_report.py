@@ -96,8 +96,7 @@ class QuantizationReport(Displayed):
         method: How the codes of weights were chosen: "nearest", "gptq", "awq" or "training".
         weights: The weights on grids.
         ranges: The grids of tensors between layers; empty where these stay in floating point.
-        left_float: Layers and operations that compute in floating point, with reasons.
-        skipped: Weights that stay in floating point, with reasons.
+        skipped: Layers, operations and weights that stay in floating point, with reasons.
         parameters: Number of all weights of the model.
         notes: Remarks.
         damage: What the integers change on the calibration data: the metrics of a compiled model, if these have labels,
@@ -111,7 +110,6 @@ class QuantizationReport(Displayed):
     method: str
     weights: tuple[QuantizedWeight, ...]
     ranges: tuple[TensorRange, ...]
-    left_float: tuple[Skipped, ...]
     skipped: tuple[Skipped, ...]
     parameters: int
     notes: tuple[str, ...] = ()
@@ -140,13 +138,13 @@ class QuantizationReport(Displayed):
         text = f"{len(self.weights)} weights on grids of {bits} bits ({self.method}): {before:,} -> {after:,} bytes"
         if self.ranges:
             text += f"; {len(self.ranges)} ranges of tensors"
-        left = len(self.left_float)
-        return f"{text}; {left} {'operation stays' if left == 1 else 'operations stay'} in floating point."
+        left = len(self.skipped)
+        return f"{text}; {left} {'layer or weight stays' if left == 1 else 'layers or weights stay'} in floating point."
 
     def __str__(self) -> str:
         lines = [f"{self.model_name}: {self.verdict()}"]
         lines += [] if self.damage is None else [f"  on {self.damage.examples:,} examples of the data: {self.damage}"]
-        lines += [f"  in floating point: {one.name}: {one.reason}" for one in (*self.left_float, *self.skipped)]
+        lines += [f"  in floating point: {one.name}: {one.reason}" for one in self.skipped]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
@@ -157,7 +155,7 @@ class PlannedQuantization:
     Attributes:
         weights: Name, shape, bits, granularity and range rule of each weight that is quantized.
         ranges: Name of each range of tensors, and how it is chosen.
-        left_float: Layers, operations and weights that stay in floating point, with reasons.
+        skipped: Layers, operations and weights that stay in floating point, with reasons.
         bits: Bits of the tensors; None if they stay in floating point.
         not_pruned: Weights that the pattern of further zeros does not fit, with reasons.
         joined: Name of each operation whose inputs share one grid, and the names of what computes these.
@@ -165,7 +163,7 @@ class PlannedQuantization:
 
     weights: tuple[tuple[str, tuple[int, ...], str, str, str], ...]
     ranges: tuple[tuple[str, str], ...]
-    left_float: tuple[Skipped, ...]
+    skipped: tuple[Skipped, ...]
     bits: int | None
     not_pruned: tuple[Skipped, ...] = ()
     joined: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -191,7 +189,7 @@ class PlannedQuantization:
         left = Section(
             "In floating point",
             (Column("Layer or weight", "name"), Column("Reason", "text")),
-            tuple((one.name, one.reason) for one in self.left_float),
+            tuple((one.name, one.reason) for one in self.skipped),
         )
         whole = Section(
             "Rounded and not pruned",
@@ -208,6 +206,12 @@ class PlannedQuantization:
             ),
         )
         return tuple(one for one in (weights, tensors, joined, left, whole) if one.rows)
+
+
+def in_floating_point(layers: Sequence[Skipped], weights: Sequence[Skipped]) -> tuple[Skipped, ...]:
+    """Returns what stays in floating point: layers and operations, and weights whose layer does not tell the reason."""
+    told = {(one.name, one.reason) for one in layers}
+    return (*layers, *(one for one in weights if (one.name.rpartition("/")[0], one.reason) not in told))
 
 
 def report_of(
@@ -232,9 +236,15 @@ def report_of(
     """
     model, form = placement.graphs.main.model, formats.activations
     found = [] if form is None else [_range(place, grid_at(place, ranges, form)) for place in placement.ranges]
-    left = tuple(placement.float_layers(None if form is None else form.bits))
+    left = placement.float_layers(None if form is None else form.bits)
     return QuantizationReport(
-        model.name, method, tuple(weights), tuple(found), left, tuple(skipped), int(model.count_params()), notes
+        model.name,
+        method,
+        tuple(weights),
+        tuple(found),
+        in_floating_point(left, skipped),
+        int(model.count_params()),
+        notes,
     )
 
 
@@ -336,7 +346,7 @@ def _ranges_section(ranges: Sequence[TensorRange]) -> Section:
 
 
 def _float_section(report: QuantizationReport) -> Section:
-    rows = tuple((one.name, one.reason) for one in (*report.left_float, *report.skipped))
+    rows = tuple((one.name, one.reason) for one in report.skipped)
     return Section(
         "In floating point",
         (Column("Layer or weight", "name"), Column("Reason", "text")),

@@ -303,7 +303,7 @@ def test_ranges_and_units(name):
     # Keras orders calls of the same depth.
     assert sorted(ranges_of(placement)) == sorted(ranges)
     assert sorted(reads_of(placement)) == sorted(reads)
-    assert [one.name for one in placement.left_float] == left
+    assert [one.name for one in placement.skipped] == left
     if units is not None:
         assert units_of_main(placement) == units
 
@@ -367,4 +367,4 @@ def test_layers_with_lora_weights_stay_in_floating_point():
     model = keras.Sequential([keras.Input((8,)), L.Dense(4, name="dense"), L.Dense(2, name="head")])
     model.layers[0].enable_lora(2)
     placement = place(model)
-    assert [(one.name, one.reason) for one in placement.left_float] == [("dense", "it has LoRA weights")]
+    assert [(one.name, one.reason) for one in placement.skipped] == [("dense", "it has LoRA weights")]

@@ -137,7 +137,7 @@ def test_the_report_has_the_sizes_grids_and_errors():
             one.low, one.scale * (-128 - one.zero_point)
         )
     assert report.ranges[1].low == 0.0
-    assert (report.left_float, report.skipped, report.notes) == ((), (), few_bits_notes([3, 8]))
+    assert (report.skipped, report.notes) == ((), few_bits_notes([3, 8]))
     assert few_bits_notes([3, 2, 8])[0].startswith("Weights of 2 or 3 bits: a LiteRT file stores each code with 4 bits")
     assert few_bits_notes([4, 8]) == ()
 
@@ -166,10 +166,10 @@ def test_the_report_is_text_and_json():
     report = quantized(model, QuantizationOptions(bits=4), inputs_of(model, examples=16)).report
     found = json.loads(json.dumps(report.to_dict()))
     assert found["bytes"] == list(report.bytes) and found["weights"][0]["shape"] == [6, 8]
-    assert [one["name"] for one in found["left_float"]] == ["norm"]
+    assert [one["name"] for one in found["skipped"]] == ["norm"]
     assert [one.title for one in report.sections()] == ["Quantized weights", "Ranges of tensors", "In floating point"]
     assert report.verdict().startswith("2 weights on grids of 4 bits (gptq): ")
-    assert report.verdict().endswith("1 operation stays in floating point.")
+    assert report.verdict().endswith("1 layer or weight stays in floating point.")
     text = str(report)
     assert text.startswith(f"{model.name}: 2 weights") and "  in floating point: norm: " in text
 
@@ -257,8 +257,8 @@ def test_stateful_layers_are_refused_with_the_remedy():
 def test_a_normalization_of_rows_and_a_rescaling_of_integers_are_named_as_floating_point():
     model = stack((4, 8), L.Dense(8, activation="relu"), L.BatchNormalization(axis=1, name="norm"), L.Dense(3))
     report = quantized(model, QuantizationOptions(), np.ones((8, 4, 8), "float32")).report
-    assert [one.name for one in report.left_float] == ["norm"]
+    assert [one.name for one in report.skipped] == ["norm"]
     x = keras.Input((6, 6, 3), dtype="uint8")
     model = keras.Model(x, L.Conv2D(2, 3)(L.Rescaling(1 / 255.0, name="scaled")(x)))
     report = quantized(model, QuantizationOptions(), np.ones((8, 6, 6, 3), "uint8")).report
-    assert [(one.name, "integers" in one.reason) for one in report.left_float] == [("scaled", True)]
+    assert [(one.name, "integers" in one.reason) for one in report.skipped] == [("scaled", True)]

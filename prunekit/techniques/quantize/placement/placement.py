@@ -33,7 +33,7 @@ class Placement:
         written: id of a tensor -> the range on whose grid it is rounded when it is computed.
         read: (id of a unit, id of a tensor) -> the range on whose grid a unit reads a tensor that is not on it.
         ranges: All ranges, in order of execution.
-        left_float: Layers and operations that compute in floating point.
+        skipped: Layers and operations that compute in floating point.
         integer_tables: ids of the layers whose tables 8-bit files store on the grid on which other layers read them.
     """
 
@@ -42,7 +42,7 @@ class Placement:
     written: dict[int, Range]
     read: dict[tuple[int, int], Range]
     ranges: list[Range]
-    left_float: list[Skipped]
+    skipped: list[Skipped]
     integer_tables: frozenset[int]
 
     @functools.cached_property
@@ -62,8 +62,8 @@ class Placement:
             activations: 8 or 16; None for tensors in floating point, which gives the layers without integer kernels.
         """
         if activations != 16:
-            return self.left_float
-        found = list(self.left_float)
+            return self.skipped
+        found = list(self.skipped)
         for unit in (
             unit for units in self.units.values() for unit in units if unit.rule.output in ("own", "fixed", "shared")
         ):

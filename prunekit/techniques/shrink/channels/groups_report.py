@@ -53,14 +53,14 @@ class GroupsReport(Displayed):
     Attributes:
         model_name: Name of the model.
         groups: The groups of channels that can be removed.
-        stops: What keeps the other channels, with reasons.
+        skipped: What keeps the other channels, with reasons.
     """
 
     derived: ClassVar = ("channels",)
 
     model_name: str
     groups: tuple[ChannelGroup, ...]
-    stops: tuple[Stop, ...] = ()
+    skipped: tuple[Stop, ...] = ()
 
     @property
     def channels(self) -> int:
@@ -69,7 +69,7 @@ class GroupsReport(Displayed):
 
     def sections(self) -> tuple[Section, ...]:
         """Returns the report as sections: the groups, and the channels that stay."""
-        return self._groups_section(), stops_section(self.stops)
+        return self._groups_section(), stops_section(self.skipped)
 
     def _groups_section(self) -> Section:
         parted = any(group.parts > 1 for group in self.groups)
@@ -121,7 +121,7 @@ class GroupsReport(Displayed):
         for group in self.groups:
             parts = f" in {group.parts} parts" if group.parts > 1 else ""
             lines.append(f"  {group.name}: {group.channels} channels{parts}, {len(group.axes)} axes")
-        return "\n".join([*lines, *(f"  stays: {stop_line(stop)}" for stop in self.stops)])
+        return "\n".join([*lines, *(f"  stays: {stop_line(stop)}" for stop in self.skipped)])
 
 
 def _kernels(group: ChannelGroup) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class ShrinkReport(Displayed):
         parameters: Number of parameters (before, after).
         macs: Multiply-accumulates of one example (before, after); None where they are not known.
         groups: The groups of channels.
-        stops: What keeps channels that no group has, with reasons.
+        skipped: What keeps channels that no group has, with reasons.
         errors: Error of each layer's outputs on the calibration data, before and after the repair.
         adjustments: Changes of layers that keep the outputs as they are, exact and approximate.
         notes: Remarks.
@@ -70,7 +70,7 @@ class ShrinkReport(Displayed):
     parameters: tuple[int, int]
     macs: tuple[int | None, int | None]
     groups: tuple[ShrunkGroup, ...]
-    stops: tuple[Stop, ...] = ()
+    skipped: tuple[Stop, ...] = ()
     errors: tuple[RepairError, ...] = ()
     adjustments: tuple[Adjustment, ...] = ()
     notes: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class ShrinkReport(Displayed):
 
     def sections(self) -> tuple[Section, ...]:
         """Returns the report as sections: groups, what stays, adjustments, the measured size, errors of the repair."""
-        found = [groups_section(self.groups), stops_section(self.stops), *choices_sections(self.choices)]
+        found = [groups_section(self.groups), stops_section(self.skipped), *choices_sections(self.choices)]
         if self.damage is not None:
             found.append(self.damage.section())
         if self.adjustments:
@@ -112,7 +112,7 @@ class ShrinkReport(Displayed):
     def __str__(self) -> str:
         lines = [f"{self.model_name}: {self.verdict()}"]
         lines += [f"  {group.name}: {group.before} -> {group.after} channels" for group in self.groups]
-        lines += [f"  stays: {stop_line(stop)}" for stop in self.stops]
+        lines += [f"  stays: {stop_line(stop)}" for stop in self.skipped]
         lines += [f"  adjusted: {adjustment}" for adjustment in self.adjustments]
         lines += [f"  {choice}" for choice in self.choices]
         if self.damage is not None:

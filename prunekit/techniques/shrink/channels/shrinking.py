@@ -263,7 +263,7 @@ def _report(
         parameters=(budget.parameters, budget.parameters_without(removed) + added),
         macs=(budget.macs(np.zeros(0, int)), budget.macs(removed)),
         groups=groups,
-        stops=found.stops,
+        skipped=found.stops,
         errors=tuple(errors),
         adjustments=built.adjustments,
         notes=tuple(notes),
