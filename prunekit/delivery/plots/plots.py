@@ -105,7 +105,7 @@ def draw_schedule(
     panel: FigureBase,
     events: Sequence[Event],
     asked: Sequence[tuple[float, float]],
-    curve: Sequence[tuple[float, float | None]] = (),
+    curve: Sequence[tuple[float, Any]] = (),
     *,
     baseline: float | None = None,
     metric: str = "accuracy",
@@ -149,7 +149,7 @@ def _plain(text: str) -> str:
 
 
 def _draw_metric(
-    axes: Axes, curve: Sequence[tuple[float, float | None]], baseline: float | None, metric: str
+    axes: Axes, curve: Sequence[tuple[float, Any]], baseline: float | None, metric: str
 ) -> list[Any]:
     points = [(step, value) for step, value in curve if is_number(value)]
     if not points:
