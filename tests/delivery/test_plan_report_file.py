@@ -175,9 +175,7 @@ def blocks_of_pixels(lengths, pairs):
 )
 def test_they_name_the_same_moves_of_blocks_of_pixels(lengths, bits, moved, tmp_path):
     model, inputs = blocks_of_pixels(lengths, FEW)
-    planned = sorted(
-        one.name for one in planned_quantization(model, QuantizationOptions(activation_bits=bits)).skipped
-    )
+    planned = sorted(one.name for one in planned_quantization(model, QuantizationOptions(activation_bits=bits)).skipped)
     done = pk.quantize(model, inputs, activation_bits=bits)
     made = done.export(tmp_path / "m.tflite")
     assert planned == sorted(one.name for one in done.skipped) == in_floating_point(made.skipped)

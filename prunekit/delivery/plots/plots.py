@@ -148,9 +148,7 @@ def _plain(text: str) -> str:
     return text.replace("$", "\\$")
 
 
-def _draw_metric(
-    axes: Axes, curve: Sequence[tuple[float, Any]], baseline: float | None, metric: str
-) -> list[Any]:
+def _draw_metric(axes: Axes, curve: Sequence[tuple[float, Any]], baseline: float | None, metric: str) -> list[Any]:
     points = [(step, value) for step, value in curve if is_number(value)]
     if not points:
         return []

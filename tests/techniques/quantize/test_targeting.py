@@ -220,9 +220,7 @@ def test_a_layer_without_a_kernel_of_16_bits_is_planned_reported_and_a_misfit():
     with pytest.raises(ValueError, match="floating point: elu, since LiteRT has no ELU of 16 bits"):
         planned_quantization(model, QuantizationOptions(**wide))
     assert planned_quantization(model, QuantizationOptions(**narrow)).skipped == ()
-    assert [one.name for one in planned_quantization(model, QuantizationOptions(activation_bits=16)).skipped] == [
-        "elu"
-    ]
+    assert [one.name for one in planned_quantization(model, QuantizationOptions(activation_bits=16)).skipped] == ["elu"]
     report = quantized(model, QuantizationOptions(**wide, exclude="elu"), data.astype("float32")).report
     assert [(one.name, one.reason) for one in report.skipped] == [("elu", "excluded by 'elu'")]
 
