@@ -14,7 +14,7 @@ from prunekit.delivery.pages import markup
 from prunekit.delivery.pages.html_report import render_html
 from prunekit.delivery.pages.pictures import PLOTS
 from prunekit.delivery.reports import formatting, report_sections
-from prunekit.delivery.reports.report_sections import sections_of
+from prunekit.delivery.reports.report_sections import cards, sections_of
 from prunekit.delivery.reports.run_report import RunReport
 from prunekit.delivery.reports.terminal_report import FittedTable
 
@@ -197,8 +197,8 @@ def test_multiply_accumulates_that_are_not_known_are_no_zeros():
     names = [row.name for row in report.after.weights]
     nothing = RunReport.from_dict(json.loads(json.dumps(without_macs(report, names).to_dict())))
     assert nothing.after.macs is None
-    cards = {label: (figure, text) for label, figure, text in nothing.cards()}
-    assert cards["MACs without zeros"] == ("–", "not known: see the notes")
+    figures = {label: (figure, text) for label, figure, text in cards(nothing)}
+    assert figures["MACs without zeros"] == ("–", "not known: see the notes")
     table = next(section for section in sections_of(nothing) if section.title == "Pruned weights")
     index = [column.name for column in table.columns].index("MACs")
     assert {row[index] for row in table.rows} == {None} and table.total[index] is None
@@ -206,7 +206,7 @@ def test_multiply_accumulates_that_are_not_known_are_no_zeros():
     largest = max(report.after.weights, key=lambda row: row.macs)
     partly = without_macs(report, [largest.name])
     known = formatting.short_count(report.after.macs - largest.macs)
-    assert f"at least {known}" in dict((label, text) for label, _, text in partly.cards())["MACs without zeros"]
+    assert f"at least {known}" in dict((label, text) for label, _, text in cards(partly))["MACs without zeros"]
     assert f"at least {known}" in terminal(partly, width=300)
     assert f"at least {known}" in render_html(partly)
 

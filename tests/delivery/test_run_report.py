@@ -14,7 +14,8 @@ from run_reports import HOSTILE, make, terminal
 from prunekit.anatomy.cost.inspection import Report
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.delivery.pages.html_report import render_html
-from prunekit.delivery.reports.run_report import RunReport, bound_text
+from prunekit.delivery.reports.report_sections import bound_text
+from prunekit.delivery.reports.run_report import RunReport
 from prunekit.delivery.reports.terminal_report import inspect_table
 
 

@@ -14,7 +14,7 @@ from prunekit.delivery.pages.pictures import PLOTS
 from prunekit.delivery.plots.plots import COLOURS, to_png, to_svg
 from prunekit.delivery.reports import formatting
 from prunekit.delivery.reports.metrics import Metric, keras_metric
-from prunekit.delivery.reports.report_sections import sections_of
+from prunekit.delivery.reports.report_sections import cards, sections_of
 from prunekit.delivery.reports.rows import DISK, DOWNLOAD, RuntimeAdvice, StageRow
 from prunekit.delivery.reports.run_report import RunReport
 from prunekit.delivery.reports.stages import size_line, speed_line, stage_section, with_measured_sizes
@@ -62,7 +62,7 @@ def test_a_file_that_grew_is_not_called_smaller():
 )
 def test_nothing_is_said_of_a_latency_that_was_not_measured(stages):
     assert speed_line(stages) == ""
-    assert not [card for card in report(stages).cards() if card[0] == "LiteRT latency"]
+    assert not [card for card in cards(report(stages)) if card[0] == "LiteRT latency"]
 
 
 def test_a_model_that_did_not_convert_has_no_size_to_compare_with():
@@ -81,7 +81,7 @@ def test_the_terminal_the_page_and_the_json_have_the_same_figures():
     row = next(line for line in text.splitlines() if line.startswith("exported: litert-sparse"))
     assert row.split() == "exported: litert-sparse 5 0.9700 21.0 µs 1.90x 16.0 kB 13.0 kB".split()
     assert ">exported: litert-sparse<" in page and ">21.0 µs<" in page
-    assert ("LiteRT latency", "10.0 µs", "litert-dynamic-int8; 4.00x as fast as before (40.0 µs)") in again.cards()
+    assert ("LiteRT latency", "10.0 µs", "litert-dynamic-int8; 4.00x as fast as before (40.0 µs)") in cards(again)
 
 
 def test_the_section_comes_first():

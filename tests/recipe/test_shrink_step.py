@@ -16,6 +16,7 @@ from prunekit.anatomy.channels.channel_order import ALLOCATIONS
 from prunekit.anatomy.files.digests import model_digest, weight_arrays
 from prunekit.core.data import synthetic_inputs
 from prunekit.core.statistics.channel_importance import REDUCTIONS
+from prunekit.delivery.reports.report_sections import cards
 from prunekit.recipe.run.runner import compress, plan, verify
 from prunekit.recipe.settings.shrink_settings import Shrink
 from prunekit.recipe.state.workspace import Workspace
@@ -239,7 +240,7 @@ def test_without_data_channels_are_removed(perceptron):
     result = compress({"version": 1, "steps": [shrink()]}, perceptron)
     assert shapes(result.model) == {"hidden/kernel": (8, 8), "logits/kernel": (8, 4)}
     assert result.report.verdict() == "The model is smaller: 108 of 212 parameters are left."
-    assert ("Parameters", "108", "50.9 % of 212 before") in result.report.cards()
+    assert ("Parameters", "108", "50.9 % of 212 before") in cards(result.report)
 
 
 @pytest.mark.parametrize("measure", ["parameters", "macs"])

@@ -12,14 +12,18 @@ from typing import Any
 
 from prunekit.anatomy.records.plain_data import plain
 from prunekit.anatomy.records.sections import Column, Picture, Section
+from prunekit.anatomy.records.tables import at_least
 from prunekit.delivery.reports import formatting
-from prunekit.delivery.reports.formatting import count, is_number, number
+from prunekit.delivery.reports.formatting import MISSING, count, is_number, number, share, short_count, size, sparsity
 from prunekit.delivery.reports.metrics import Metric
 from prunekit.delivery.reports.model_sections import skipped_weights, weights
 from prunekit.delivery.reports.plot_data import MOST_HISTOGRAMS, largest, row_sparsities
 from prunekit.delivery.reports.rows import ExportRow
-from prunekit.delivery.reports.run_report import RunReport, bound_text
-from prunekit.delivery.reports.stages import stage_section
+from prunekit.delivery.reports.run_report import RunReport
+from prunekit.delivery.reports.stages import latency_card, stage_section
+
+# Metrics that have a card of their own; the table of the metrics has all.
+_CARDS_OF_METRICS = 2
 
 
 def sections_of(report: RunReport) -> list[Section]:
@@ -39,7 +43,61 @@ def sections_of(report: RunReport) -> list[Section]:
 def summary(report: RunReport) -> Section:
     """Returns the summary: quantity, figure, and what the figure is compared with."""
     columns = (Column("Quantity"), Column("Figure", "number"), Column("Compared with", "text"))
-    return Section("Summary", columns, tuple(report.cards()))
+    return Section("Summary", columns, tuple(cards(report)))
+
+
+def cards(report: RunReport) -> list[tuple[str, str, str]]:
+    """Returns (label, figure, comparison) for each summary card of the page, the most important first."""
+    metrics = _metric_cards(report)
+    found = [*metrics[:1], *latency_card(report.stages)]
+    best = report.smallest
+    if best is not None:
+        found.append(("Smallest file that runs", size(best.bytes), f"{best.format}; gzip {size(best.gzip_bytes)}"))
+    found.append(
+        (
+            "Sparsity of the pruned weights",
+            sparsity(report.pruned_sparsity) if report.pruned else MISSING,
+            f"over the whole model {sparsity(report.after.sparsity)}, before {sparsity(report.before.sparsity)}",
+        )
+    )
+    if report.parameters_left:
+        left = share(report.after.parameters, report.before.parameters)
+        found.append(
+            ("Parameters", count(report.after.parameters), f"{left} of {count(report.before.parameters)} before")
+        )
+    return [card for card in (*found, *metrics[1:], *_weight_cards(report), _macs_card(report)) if card]
+
+
+def _weight_cards(report: RunReport) -> list[tuple[str, str, str]]:
+    raw = "zeros still take room here" if report.after.zeros else ""
+    found = [("Weights, raw", size(report.after.bytes), f"before {size(report.before.bytes)}; {raw}".rstrip("; "))]
+    before, after = report.gzip_total("before"), report.gzip_total("after")
+    if after is not None:
+        found.append(("Weights, gzip", size(after), f"{share(after, before)} of {size(before)} before"))
+    return found
+
+
+def _macs_card(report: RunReport) -> tuple[str, str, str] | None:
+    macs, kept, complete = report.after.macs, report.after.sparse_macs, report.after.macs_complete
+    if macs == 0:
+        return None
+    what = "not known: see the notes"
+    if macs is not None:
+        dense = at_least(macs, complete, short_count)
+        what = f"{share(kept, macs)} of {dense} dense; skipped only by some runtimes, see below"
+    return "MACs without zeros", at_least(kept, complete, short_count), what
+
+
+def _metric_cards(report: RunReport) -> list[tuple[str, str, str]]:
+    found = []
+    for metric in report.measures[:_CARDS_OF_METRICS]:
+        before, after = report.metric_values(metric)
+        was = "not measured before pruning"
+        if is_number(before):
+            was = f"before pruning {metric.text(before)}"
+            was += f" ({metric.change_text(before, after)})" if is_number(after) else ""
+        found.append((metric.heading, metric.text(after), was))
+    return found
 
 
 def metrics(report: RunReport) -> Section | None:
@@ -228,6 +286,17 @@ def expectations(report: RunReport) -> Section:
         ("A sparsity is met up to rounding: of each weight, a whole number of entries is pruned.",) if rounded else ()
     )
     return Section("Expectations", columns, rows, notes=notes)
+
+
+def bound_text(bound: Any) -> str:
+    """Returns a bound as text: "at least 0.96", "between 0.5 and 0.9"."""
+    if isinstance(bound, Mapping):
+        low, high = bound.get("min"), bound.get("max")
+        if low is not None and high is not None:
+            return f"between {number(low, 6)} and {number(high, 6)}"
+        if low is not None or high is not None:
+            return f"at least {number(low, 6)}" if low is not None else f"at most {number(high, 6)}"
+    return number(bound, 6) if is_number(bound) else str(bound)
 
 
 def _is_beyond(measured: Any, bound: Any) -> bool:

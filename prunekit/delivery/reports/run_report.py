@@ -12,27 +12,19 @@ import numpy as np
 from prunekit.anatomy.records.display import Displayed, data_frame
 from prunekit.anatomy.records.plain_data import from_plain
 from prunekit.anatomy.records.reports import Event, Report, WeightRow
-from prunekit.anatomy.records.tables import at_least
 from prunekit.delivery.litert.gzip_size import gzip_size
 from prunekit.delivery.reports.formatting import (
-    MISSING,
     count,
     is_number,
-    number,
-    share,
-    short_count,
     size,
     sparsity,
 )
 from prunekit.delivery.reports.metrics import Metric, measured_in
 from prunekit.delivery.reports.rows import ExportRow, RuntimeAdvice, StageRow
-from prunekit.delivery.reports.stages import latency_card
 
 REPORT_VERSION = 1
 # Settings of a recipe that name a run and do not change its result.
 TEXTS = ("name", "description")
-# Metrics that have a card of their own; the table of the metrics has all.
-_CARDS_OF_METRICS = 2
 
 
 @dataclass(frozen=True)
@@ -207,7 +199,7 @@ class RunReport(Displayed):
         """Returns the result of the run in one sentence with figures."""
         rows = self.pruned
         if not rows:
-            done = f"The model is smaller: {self._left}." if self._left else "No weight was pruned."
+            done = f"The model is smaller: {self.parameters_left}." if self.parameters_left else "No weight was pruned."
             return done + self._metric_clause(" The ", ".")
         zeros, total = sum(row.zeros for row in rows), sum(row.size for row in rows)
         where = "1 weight matrix" if len(rows) == 1 else f"{len(rows)} weight matrices"
@@ -221,12 +213,12 @@ class RunReport(Displayed):
             if is_number(best.gzip_bytes):
                 text += f" ({size(best.gzip_bytes)} with gzip)"
             text += f", where the weights before pruning take {size(self.before.bytes)}"
-        if self._left:
-            text += f"; the model is smaller: {self._left}"
+        if self.parameters_left:
+            text += f"; the model is smaller: {self.parameters_left}"
         return text + "."
 
     @property
-    def _left(self) -> str:
+    def parameters_left(self) -> str:
         """Parameters that are left of a model that became smaller, as text; "" for a model of the same size."""
         before, after = self.before.parameters, self.after.parameters
         return f"{count(after)} of {count(before)} parameters are left" if after < before else ""
@@ -237,70 +229,9 @@ class RunReport(Displayed):
         before, after = self.metric_values(self.main)
         if not is_number(after):
             return ""
-        when = "before pruning" if self.pruned or not self._left else "before"
+        when = "before pruning" if self.pruned or not self.parameters_left else "before"
         was = f", {self.main.text(before)} {when}" if is_number(before) else ""
         return f"{start}{self.main.title} is {self.main.text(after)}{was}{end}"
-
-    def cards(self) -> list[tuple[str, str, str]]:
-        """Returns (label, figure, comparison) for each summary card of the page, the most important first."""
-        metrics = self._metric_cards()
-        found = [*metrics[:1], *latency_card(self.stages)]
-        best = self.smallest
-        if best is not None:
-            found.append(("Smallest file that runs", size(best.bytes), f"{best.format}; gzip {size(best.gzip_bytes)}"))
-        found.append(
-            (
-                "Sparsity of the pruned weights",
-                sparsity(self.pruned_sparsity) if self.pruned else MISSING,
-                f"over the whole model {sparsity(self.after.sparsity)}, before {sparsity(self.before.sparsity)}",
-            )
-        )
-        if self._left:
-            left = share(self.after.parameters, self.before.parameters)
-            found.append(
-                ("Parameters", count(self.after.parameters), f"{left} of {count(self.before.parameters)} before")
-            )
-        return [card for card in (*found, *metrics[1:], *self._weight_cards(), self._macs_card()) if card]
-
-    def _weight_cards(self) -> list[tuple[str, str, str]]:
-        raw = "zeros still take room here" if self.after.zeros else ""
-        found = [("Weights, raw", size(self.after.bytes), f"before {size(self.before.bytes)}; {raw}".rstrip("; "))]
-        before, after = self.gzip_total("before"), self.gzip_total("after")
-        if after is not None:
-            found.append(("Weights, gzip", size(after), f"{share(after, before)} of {size(before)} before"))
-        return found
-
-    def _macs_card(self) -> tuple[str, str, str] | None:
-        macs, kept, complete = self.after.macs, self.after.sparse_macs, self.after.macs_complete
-        if macs == 0:
-            return None
-        what = "not known: see the notes"
-        if macs is not None:
-            dense = at_least(macs, complete, short_count)
-            what = f"{share(kept, macs)} of {dense} dense; skipped only by some runtimes, see below"
-        return "MACs without zeros", at_least(kept, complete, short_count), what
-
-    def _metric_cards(self) -> list[tuple[str, str, str]]:
-        found = []
-        for metric in self.measures[:_CARDS_OF_METRICS]:
-            before, after = self.metric_values(metric)
-            was = "not measured before pruning"
-            if is_number(before):
-                was = f"before pruning {metric.text(before)}"
-                was += f" ({metric.change_text(before, after)})" if is_number(after) else ""
-            found.append((metric.heading, metric.text(after), was))
-        return found
-
-
-def bound_text(bound: Any) -> str:
-    """Returns a bound as text: "at least 0.96", "between 0.5 and 0.9"."""
-    if isinstance(bound, Mapping):
-        low, high = bound.get("min"), bound.get("max")
-        if low is not None and high is not None:
-            return f"between {number(low, 6)} and {number(high, 6)}"
-        if low is not None or high is not None:
-            return f"at least {number(low, 6)}" if low is not None else f"at most {number(high, 6)}"
-    return number(bound, 6) if is_number(bound) else str(bound)
 
 
 def compressed_sizes(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
