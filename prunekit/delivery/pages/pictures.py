@@ -29,38 +29,19 @@ def _schedule_plot(data: Mapping[str, Any], width: int) -> Figure:
     return schedule_figure(events, asked, curve, baseline=data.get("baseline"), metric=metric, width=width)
 
 
-def _histogram_plot(data: Mapping[str, Any], width: int) -> Figure:
-    return histogram_figure(data, width=width)
-
-
-def _channels_plot(data: Mapping[str, Any], width: int) -> Figure:
-    return channels_figure(data["groups"], width=width)
-
-
-def _ranges_plot(data: Mapping[str, Any], width: int) -> Figure:
-    return ranges_figure(data["ranges"], width=width)
-
-
-def _errors_plot(data: Mapping[str, Any], width: int) -> Figure:
-    return errors_figure(data["errors"], width=width)
-
-
-def _bits_plot(data: Mapping[str, Any], width: int) -> Figure:
-    return bits_figure(data, width=width)
-
-
-def _stages_plot(data: Mapping[str, Any], width: int) -> Figure:
-    return stages_figure(data, width=width)
+def _plot_of(figure: Callable[..., Figure], key: str = "") -> Callable[[Mapping[str, Any], int], Figure]:
+    """Returns a plot that draws `figure` from the data, or from what they have under a key."""
+    return lambda data, width: figure(data[key] if key else data, width=width)
 
 
 # Name in `Picture.plot` -> function of the picture's data and its width in CSS pixels.
 PLOTS: dict[str, Callable[[Mapping[str, Any], int], Figure]] = {
     "sparsity": _sparsity_plot,
     "schedule": _schedule_plot,
-    "histogram": _histogram_plot,
-    "channels": _channels_plot,
-    "ranges": _ranges_plot,
-    "errors": _errors_plot,
-    "bits": _bits_plot,
-    "stages": _stages_plot,
+    "histogram": _plot_of(histogram_figure),
+    "channels": _plot_of(channels_figure, "groups"),
+    "ranges": _plot_of(ranges_figure, "ranges"),
+    "errors": _plot_of(errors_figure, "errors"),
+    "bits": _plot_of(bits_figure),
+    "stages": _plot_of(stages_figure),
 }
