@@ -120,7 +120,7 @@ class QuantizationCallback(keras.callbacks.Callback):
                 "quantized as a whole; `include` and `exclude` select the layers."
             )
         self._last = None if found is None else LastCallback.placed_after_all(found, self)
-        self.resumption.look(self, found)
+        self.resumption.find_backup(self, found)
         if self._run is None or self._run.model is not model:
             if self._data is not None and waits_for_data(model):
                 # Keras would build it in the first step, after the ranges are chosen.
@@ -187,7 +187,7 @@ class QuantizationCallback(keras.callbacks.Callback):
         counter.unseen += self._trained.steps_per_execution or 1
         # On JAX, reading the number of updates waits for the device.
         if not jax_state.steps_are_pure() or counter.done + counter.unseen >= self._next_change():
-            counter.settle()
+            counter.mark_all_seen()
 
     def _next_change(self) -> float:
         changes = [self.begin_step] if not self._work.begun else []
@@ -227,7 +227,7 @@ class QuantizationCallback(keras.callbacks.Callback):
         self._fitting = False
         # If the backup is of the last epoch, `fit` begins no epoch, so the state is restored here.
         self.resumption.restore_pending(self)
-        self._counted.settle()
+        self._counted.mark_all_seen()
         if not self._work.begun:
             self.notes.append(
                 f"The training ended after {self._counted.now:,} updates, and quantization begins at update "
@@ -268,7 +268,7 @@ class QuantizationCallback(keras.callbacks.Callback):
             raise ValueError(f"The saved state of a quantization lacks {wrong}, or another version wrote it.")
         self._work.restore(snapshot)
         self._counted.origin, self._freezes_at = snapshot.values["origin"], snapshot.values["freezes_at"]
-        self._counted.settle()
+        self._counted.mark_all_seen()
 
     @property
     def _steps(self) -> StepFunctions:

@@ -18,7 +18,7 @@ from prunekit.sparsity.shorthands import SCHEDULE_SOURCES
 class Schedule(ABC):
     """The target sparsity at each step, and the steps at which masks are recomputed (the update steps).
 
-    Subclasses are frozen dataclasses. They define `begin_step`, `final_sparsity`, `landing_step`, `last_update`,
+    Subclasses are frozen dataclasses. They define `begin_step`, `final_sparsity`, `final_step`, `last_update`,
     `frequency` and `_sparsity`; `fitted` and `is_open` where their steps may follow from the length of a training. The
     update steps are begin_step, begin_step + frequency, ..., and always `last_update`, even if `frequency` does not
     divide last_update - begin_step.
@@ -32,11 +32,11 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def final_sparsity(self) -> float:
-        """The sparsity from `landing_step` on, in [0, 1)."""
+        """The sparsity from `final_step` on, in [0, 1)."""
 
     @property
     @abstractmethod
-    def landing_step(self) -> int:
+    def final_step(self) -> int:
         """The first step at which the final sparsity holds; always an update step."""
 
     @property
@@ -51,7 +51,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def _sparsity(self, step: int) -> float:
-        """The sparsity at a step in [begin_step, landing_step)."""
+        """The sparsity at a step in [begin_step, final_step)."""
 
     @property
     def is_open(self) -> bool:
@@ -67,11 +67,11 @@ class Schedule(ABC):
         return self
 
     def __call__(self, step: int) -> float:
-        """The target sparsity at `step`: 0 before `begin_step`, exactly `final_sparsity` from `landing_step` on."""
+        """The target sparsity at `step`: 0 before `begin_step`, exactly `final_sparsity` from `final_step` on."""
         step = operator.index(step)
         if step < self.begin_step:
             return 0.0
-        if step >= self.landing_step:
+        if step >= self.final_step:
             return self.final_sparsity
         return self._sparsity(step)
 
@@ -140,7 +140,7 @@ class _Decay(Schedule):
         return replace(self, end_step=self.begin_step + round(_END * left))
 
     @property
-    def landing_step(self) -> int:
+    def final_step(self) -> int:
         """`end_step`; `begin_step` if the initial sparsity equals the final sparsity."""
         return self.last_update if self.initial_sparsity < self.final_sparsity else self.begin_step
 
@@ -283,7 +283,7 @@ class ConstantSparsity(Schedule):
         return self.target_sparsity
 
     @property
-    def landing_step(self) -> int:
+    def final_step(self) -> int:
         """`begin_step`."""
         return self.begin_step
 
@@ -325,7 +325,7 @@ class OneShot(Schedule):
         return self.sparsity
 
     @property
-    def landing_step(self) -> int:
+    def final_step(self) -> int:
         """`step`."""
         return self.step
 
@@ -377,7 +377,7 @@ class MultiStep(Schedule):
         return self.sparsities[-1][1]
 
     @property
-    def landing_step(self) -> int:
+    def final_step(self) -> int:
         """The step of the last pair."""
         return self.sparsities[-1][0]
 

@@ -29,20 +29,20 @@ def test_steps_of_a_schedule_are_its_grid_without_step_0():
         latest = [max((due for due in grid if due <= step), default=None) for step in range(31)]
         assert [schedule.latest_update(step) for step in range(31)] == latest
         if grid:
-            assert schedule.landing_step == grid[-1]
+            assert schedule.final_step == grid[-1]
             assert schedule.final_sparsity == schedule(grid[-1])
 
 
 def test_a_constant_sparsity_lands_with_its_first_update():
     schedule = ForwardPassSchedule(ConstantSparsity(0.5, 0, frequency=10))
-    assert (schedule.begin_step, schedule.landing_step, schedule.last_update) == (10, 10, None)
+    assert (schedule.begin_step, schedule.final_step, schedule.last_update) == (10, 10, None)
     assert schedule.final_sparsity == 0.5
 
 
 def test_the_one_update_of_m_by_n_is_at_step_1():
     schedule = ForwardPassSchedule(ConstantSparsity(0.5, 700), once=True)
     assert schedule.update_steps(1000) == [1]
-    assert (schedule.begin_step, schedule.landing_step, schedule.last_update) == (1, 1, 1)
+    assert (schedule.begin_step, schedule.final_step, schedule.last_update) == (1, 1, 1)
 
 
 def test_densities_are_float32():

@@ -108,7 +108,7 @@ def test_difference_a_final_sparsity_that_frequency_steps_over():
     assert sparsities[due][-1] == pytest.approx(0.7992)
     compat = ForwardPassSchedule(ours)
     assert compat.update_steps(400) == [100, 130, 160, 190]
-    assert (compat.landing_step, compat.final_sparsity) == (190, pytest.approx(0.7992))
+    assert (compat.final_step, compat.final_sparsity) == (190, pytest.approx(0.7992))
     assert ours.update_steps(400) == [100, 130, 160, 190, 200]
     assert ours(200) == 0.8
 

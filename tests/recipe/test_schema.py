@@ -51,7 +51,7 @@ class TestEverySchedule:
         schedule = step.schedule.resolve(steps_per_epoch=10)
         assert type(schedule) is schedules.SCHEDULES[kind]
         assert schedule.final_sparsity == step.final_sparsity == 0.5
-        assert schedule.landing_step == (0 if kind == "constant" else 30)
+        assert schedule.final_step == (0 if kind == "constant" else 30)
 
     def test_written_out_and_read_again_it_is_the_same(self, kind):
         loaded = load_recipe(recipe(prune(SCHEDULES[kind])))
@@ -185,7 +185,7 @@ def test_durations_round_to_whole_steps():
 def test_durations_in_different_units_are_compared_only_with_the_data():
     late = prune(SCHEDULES["linear"] | {"begin": {"steps": 500}, "end": {"epochs": 1}})
     settings = load_recipe(recipe(late)).steps[0].settings.schedule
-    assert settings.resolve(1000).landing_step == 1000
+    assert settings.resolve(1000).final_step == 1000
     with pytest.raises(ValueError, match="begin_step <= end_step"):
         settings.resolve(100)
 

@@ -52,7 +52,7 @@ FAMILY = (
 
 
 def horizon(schedule: Schedule) -> int:
-    return schedule.landing_step + 2 * schedule.frequency + 50
+    return schedule.final_step + 2 * schedule.frequency + 50
 
 
 @pytest.fixture(params=FAMILY, ids=repr)
@@ -73,13 +73,13 @@ def test_every_schedule_of_the_module_is_in_the_table():
 
 def test_an_update_comes_at_the_landing_step_whatever_the_frequency(schedule):
     steps = schedule.update_steps(horizon(schedule))
-    assert schedule.landing_step in steps
-    assert schedule(schedule.landing_step) == schedule.final_sparsity
+    assert schedule.final_step in steps
+    assert schedule(schedule.final_step) == schedule.final_sparsity
     assert schedule(steps[-1]) == schedule.final_sparsity
 
 
 def test_the_landing_step_is_the_first_with_the_final_sparsity(schedule):
-    before = range(schedule.begin_step, schedule.landing_step)
+    before = range(schedule.begin_step, schedule.final_step)
     # A double cannot tell the end of a flat curve from its neighbour; the promise then is "not above".
     if schedule.final_sparsity - schedule(schedule.begin_step) > 1e-6 and getattr(schedule, "power", 1) < 10:
         assert all(schedule(step) < schedule.final_sparsity for step in before)
@@ -90,15 +90,15 @@ def test_sparsity_is_zero_before_begin_final_from_landing_and_never_falls(schedu
     values = [schedule(step) for step in range(horizon(schedule))]
     assert all(type(value) is float and 0.0 <= value < 1.0 for value in values)
     assert values[: schedule.begin_step] == [0.0] * schedule.begin_step
-    assert set(values[schedule.landing_step :]) == {schedule.final_sparsity}
+    assert set(values[schedule.final_step :]) == {schedule.final_sparsity}
     assert values == sorted(values)
     assert schedule(10**12) == schedule.final_sparsity
     assert schedule(-1) == 0.0
 
 
 def test_update_steps_rise_start_at_begin_and_stay_within_the_training(schedule):
-    landing = schedule.landing_step
-    for steps in [0, 1, schedule.begin_step, max(landing - 1, 0), landing, horizon(schedule)]:
+    final = schedule.final_step
+    for steps in [0, 1, schedule.begin_step, max(final - 1, 0), final, horizon(schedule)]:
         updates = schedule.update_steps(steps)
         assert all(type(step) is int for step in updates)
         assert updates == sorted(set(updates))
@@ -129,8 +129,8 @@ def test_latest_update_is_the_largest_update_step_not_after_the_step(schedule):
 
 
 def test_latest_update_and_sparsity_take_numpy_integers_and_refuse_fractions(schedule):
-    assert schedule.latest_update(np.int64(schedule.landing_step)) is not None
-    assert schedule(np.int32(schedule.landing_step)) == schedule.final_sparsity
+    assert schedule.latest_update(np.int64(schedule.final_step)) is not None
+    assert schedule(np.int32(schedule.final_step)) == schedule.final_sparsity
     with pytest.raises(TypeError):
         schedule(2.5)
     with pytest.raises(TypeError):
@@ -287,7 +287,7 @@ def test_constant_sparsity_holds_for_ever_by_default():
     assert schedule.end_step == -1 and schedule.last_update is None
     assert schedule.update_steps(350) == [20, 120, 220, 320]
     assert schedule.latest_update(20 + 100 * 10**9 + 99) == 20 + 100 * 10**9
-    assert schedule.landing_step == 20
+    assert schedule.final_step == 20
 
 
 def test_constant_sparsity_with_an_end_keeps_its_sparsity_after_the_last_update():
@@ -368,7 +368,7 @@ def test_an_open_schedule_names_what_it_needs(decay):
     schedule = decay()
     for ask in (
         lambda: schedule(3),
-        lambda: schedule.landing_step,
+        lambda: schedule.final_step,
         lambda: schedule.update_steps(9),
         lambda: schedule.latest_update(5),
         lambda: schedule.fitted(None),

@@ -196,7 +196,7 @@ class Resumption:
         self._backup: Backup | None = None
         self._together: list[Resumable] = []
 
-    def look(self, callback: Resumable, found: keras.callbacks.CallbackList | None) -> None:
+    def find_backup(self, callback: Resumable, found: keras.callbacks.CallbackList | None) -> None:
         """Finds the backup in the callback's list; the first callback with a resumption opens it for all of them.
 
         Raises:

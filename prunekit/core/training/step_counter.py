@@ -32,7 +32,7 @@ class StepCounter:
         """The current step."""
         return self._iterations() - self.origin
 
-    def settle(self) -> None:
+    def mark_all_seen(self) -> None:
         """Counts all updates so far as seen."""
         self.done, self.unseen = self.now, 0
 

@@ -79,15 +79,15 @@ class ForwardPassSchedule(Schedule):
         return None if end is None else max(self.begin_step, end - (end - self.inner.begin_step) % self.frequency)
 
     @property
-    def landing_step(self) -> int:
+    def final_step(self) -> int:
         """The last update step of a decay; the first update step of a constant sparsity."""
         last = self.last_update
         return self.begin_step if last is None or not isinstance(self.inner, PolynomialDecay) else last
 
     @property
     def final_sparsity(self) -> float:
-        """The sparsity at `landing_step`."""
-        return self._sparsity(self.landing_step)
+        """The sparsity at `final_step`."""
+        return self._sparsity(self.final_step)
 
     def latest_update(self, step: int) -> int | None:
         """Returns the largest update step that is not after `step`, or None before the first."""

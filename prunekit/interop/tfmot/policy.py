@@ -182,7 +182,7 @@ class ThresholdCalculator(MaskCalculator):
         changed = any(bool(ops.any(ops.not_equal(former, new))) for former, new in pairs)
         return replace(choice, changed=changed)
 
-    def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
+    def only_kept_by_keep_one(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
         """Returns all False: the largest unit always reaches the threshold."""
         return np.zeros(len(kept), bool)
 

@@ -196,9 +196,9 @@ def _schedule(prune: Prune, steps_per_epoch: int | None) -> Schedule:
     # No offset: callback and recipe both count updates from the start of the step's `fit`.
     steps = prune.epochs * steps_per_epoch
     schedule = prune.schedule.resolve(steps_per_epoch).fitted(steps)
-    if schedule.landing_step > steps:
+    if schedule.final_step > steps:
         raise ValueError(
-            f"the schedule reaches {schedule.final_sparsity:g} at step {schedule.landing_step:,}, and the step "
+            f"the schedule reaches {schedule.final_sparsity:g} at step {schedule.final_step:,}, and the step "
             f"trains for {prune.epochs} epochs of {steps_per_epoch:,} updates, {steps:,} in all. Train longer, or "
             "let the schedule end earlier."
         )

@@ -175,7 +175,7 @@ def _repairs(settings: PruningOptions, criterion: Criterion, repair: str | None)
 def _check_rounds(criterion: Criterion) -> None:
     if criterion.rounds > 1:
         raise ValueError(
-            f"A repair follows one selection of weights. Received: criterion={criterion}, which selects in "
+            f"A repair needs a criterion that selects once. Received: criterion={criterion}, which selects in "
             f'{criterion.rounds} rounds. Pass repair="none".'
         )
 

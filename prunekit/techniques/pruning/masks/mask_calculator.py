@@ -298,7 +298,7 @@ class MaskCalculator:
 
         return shares_within(find, units, self._limits(sparsity, units), pruned_count(sparsity, sum(units)))
 
-    def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
+    def only_kept_by_keep_one(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
         """Returns a boolean per target: only `keep_one` saves its last unit at this sparsity.
 
         Args:

@@ -43,7 +43,7 @@ class Alternation(Schedule):
         return self.sparsity
 
     @property
-    def landing_step(self) -> int:
+    def final_step(self) -> int:
         """`last`."""
         return self.last
 

@@ -158,7 +158,7 @@ class GroupCalculator:
         """Returns the overall sparsity for each target."""
         return [sparsity] * len(self.targets)
 
-    def spared(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
+    def only_kept_by_keep_one(self, sparsity: float, kept: np.ndarray) -> np.ndarray:
         """Returns False for each target: every group keeps a channel by itself."""
         return np.zeros(len(self.targets), bool)
 

@@ -69,9 +69,9 @@ class Steps(Schedule):
         return self.inner.final_sparsity
 
     @property
-    def landing_step(self) -> int:
+    def final_step(self) -> int:
         """The first step at which the final sparsity holds."""
-        return self.inner.landing_step
+        return self.inner.final_step
 
     @property
     def last_update(self) -> int | None:

@@ -18,7 +18,7 @@ Design
 `KeepZeros` (`keep_zeros`) is a `PruningCallback` with a schedule of sparsity 0 and `keep_zeros`: the zeros at the start
 are its masks. So it has the enforcement, the reuse of traces, the checks and the report of the callback, on every
 backend. As a context manager it enters `held_masks.holding`. `AtFinalSparsity` passes the ends of epochs to a callback
-once `PruningCallback.has_landed` is True for all of the list.
+once `PruningCallback.at_final_sparsity` is True for all of the list.
 
 A second train function in `fit`. `fit` builds its train function before any callback runs, and for a model that was
 fitted before, this function is already traced, so changes that a callback makes in `on_train_begin` have no effect. The

@@ -104,10 +104,10 @@ class PruningCallback(keras.callbacks.Callback):
         return self.pruner.report(notes=[*self.notes, *([LATER_TRAINING] if self.pruner.sparsity else [])])
 
     @property
-    def has_landed(self) -> bool:
+    def at_final_sparsity(self) -> bool:
         """Whether the masks have the final sparsity of the schedule."""
         pruner = self._pruner
-        return pruner is not None and not pruner.schedule.is_open and pruner.updater.has_landed
+        return pruner is not None and not pruner.schedule.is_open and pruner.updater.at_final_sparsity
 
     # Keras calls set_model before any on_train_begin, so the step count is read before BackupAndRestore changes it.
     def set_model(self, model) -> None:
@@ -115,7 +115,7 @@ class PruningCallback(keras.callbacks.Callback):
         found = train_function.callback_list_above()
         self._last = None if found is None else LastCallback.placed_after_all(found, self)
         self._companions = None if found is None else _Companions.placed_before_all(found, self)
-        self.resumption.look(self, found)
+        self.resumption.find_backup(self, found)
         if self._pruner is not None and self._pruner.model is model:
             self._pruner.resume_counting()
             return

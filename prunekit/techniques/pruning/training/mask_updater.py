@@ -62,9 +62,9 @@ class MaskUpdater:
         return 1.0 - int(self.kept.sum()) / self.size
 
     @property
-    def has_landed(self) -> bool:
+    def at_final_sparsity(self) -> bool:
         """Whether the masks have the final sparsity of the schedule."""
-        return self.last_update >= self._plan.schedule.landing_step
+        return self.last_update >= self._plan.schedule.final_step
 
     def keep_all(self) -> None:
         """Keeps every position again, without an event; weights are not changed."""
@@ -98,12 +98,12 @@ class MaskUpdater:
         self.last_update = due
         return self.update(step, self._plan.schedule(due))
 
-    def land(self) -> None:
-        """Applies the final sparsity if the schedule is one step before its landing step."""
+    def apply_final(self) -> None:
+        """Applies the final sparsity if the schedule is one step before its final step."""
         step, schedule = self._counter.now, self._plan.schedule
-        if step == schedule.landing_step - 1:
+        if step == schedule.final_step - 1:
             self.update(step, schedule.final_sparsity)
-            self.last_update = schedule.landing_step
+            self.last_update = schedule.final_step
 
     def update(self, step: int, sparsity: float) -> bool:
         """Asks the policy for masks of this sparsity and applies them; returns True if they changed.

@@ -88,8 +88,8 @@ class AtFinalSparsity(keras.callbacks.Callback):
         return [one for one in listed if isinstance(one, PruningCallback)]
 
     def _is_sparse(self) -> bool:
-        attached = all(pruner.updater.has_landed for pruner in self._attached)
-        return attached and all(one.has_landed for one in self._pruning)
+        attached = all(pruner.updater.at_final_sparsity for pruner in self._attached)
+        return attached and all(one.at_final_sparsity for one in self._pruning)
 
     def _find_pruners(self) -> None:
         # Not `self.model`: on JAX, Keras writes its state back whenever a callback reads that.
@@ -148,13 +148,13 @@ class AtFinalSparsity(keras.callbacks.Callback):
             # Without a single batch of data, a model that `fit` builds has no pruner.
             with contextlib.suppress(RuntimeError):
                 pruners.append(one.pruner)
-        waiting = [pruner for pruner in pruners if not pruner.updater.has_landed]
+        waiting = [pruner for pruner in pruners if not pruner.updater.at_final_sparsity]
         if not waiting:
             return
-        latest = max(waiting, key=lambda pruner: pruner.schedule.landing_step - pruner.step_count)
+        latest = max(waiting, key=lambda pruner: pruner.schedule.final_step - pruner.step_count)
         note = (
             f"AtFinalSparsity showed no epoch to {type(self.callback).__name__}: the schedule lands on sparsity "
-            f"{latest.schedule.final_sparsity:g} at step {latest.schedule.landing_step}, and no epoch ended after that "
+            f"{latest.schedule.final_sparsity:g} at step {latest.schedule.final_step}, and no epoch ended after that "
             f"step in a training of {latest.step_count} steps. Train longer, or let the schedule end earlier."
         )
         if self._pruning:

@@ -136,7 +136,7 @@ class Pruner:
         self._late = pruning_notes.LateWeights(model)
         self._notes: list[str] = []
         # Number of updates before the next `step()` has work to do.
-        self._quiet = 0
+        self._updates_until_due = 0
         self._finished = False
         self._planned_steps: int | None = None
 
@@ -225,7 +225,7 @@ class Pruner:
         else:
             self._check.verify()
             changed = self.updater.follow_schedule()
-        self._counter.unseen, self._quiet = 0, self._quiet_updates()
+        self._counter.unseen, self._updates_until_due = 0, self._count_until_due()
         return changed
 
     def note_updates(self, updates: int) -> None:
@@ -238,10 +238,10 @@ class Pruner:
             updates: Upper bound of the number of optimizer updates since the last call.
         """
         self._counter.unseen += updates
-        if self._counter.unseen >= self._quiet or not jax_state.steps_are_pure():
+        if self._counter.unseen >= self._updates_until_due or not jax_state.steps_are_pure():
             self.step()
 
-    def _quiet_updates(self) -> int:
+    def _count_until_due(self) -> int:
         if self._check.due:
             return 1
         done = self._counter.done
@@ -317,10 +317,10 @@ class Pruner:
     def _step_was_forgotten(self) -> bool:
         # Without an optimizer, calls are the steps: no training and forgotten calls cannot be told apart.
         trained = self.step_count > 0 or not self.optimizers
-        return trained and not self._counter.calls and self.updater.last_update < self.schedule.landing_step
+        return trained and not self._counter.calls and self.updater.last_update < self.schedule.final_step
 
     def end_training(self) -> list[str]:
-        """Ends a training: re-imposes the masks, lands the schedule if due; returns messages for the user."""
+        """Ends a training: re-imposes the masks, applies the final sparsity if due; returns messages for the user."""
         return self._end() + self.shortfall(self.step_count, ended=True)
 
     def _end(self) -> list[str]:
@@ -337,14 +337,14 @@ class Pruner:
         return notes
 
     def finalize_masks(self) -> list[str]:
-        """Re-imposes the masks; applies the final sparsity if the schedule is one step before its landing step.
+        """Re-imposes the masks; applies the final sparsity if the schedule is one step before its final step.
 
         Returns messages for the user.
         """
         restored = sum(self.audit().values())
         self.enforce()
-        self.updater.land()
-        self._counter.settle()
+        self.updater.apply_final()
+        self._counter.mark_all_seen()
         return pruning_notes.masks_written_back(restored)
 
     def shortfall(self, steps: int | None, *, ended: bool = False) -> list[str]:

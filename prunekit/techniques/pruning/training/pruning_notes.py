@@ -23,23 +23,23 @@ def shortfall(schedule: Schedule, steps: int, *, grace: int, reached: float | No
     Args:
         schedule: The schedule.
         steps: Number of steps.
-        grace: Number of steps before the landing step at which the training still reaches the final sparsity.
+        grace: Number of steps before the final step at which the training still reaches the final sparsity.
         reached: Sparsity at the end of the training; None if the training is still ahead.
     """
-    landing = schedule.landing_step
-    if steps >= landing - grace:
+    final = schedule.final_step
+    if steps >= final - grace:
         return []
     ended, will_end = ("has only", "will end") if reached is None else ("ended after", "ended")
     sparsity = schedule(schedule.latest_update(steps) or 0) if reached is None else reached
     return [
-        f"The schedule lands on sparsity {schedule.final_sparsity:g} at step {landing}, but training {ended} {steps} "
+        f"The schedule lands on sparsity {schedule.final_sparsity:g} at step {final}, but training {ended} {steps} "
         f"steps: it {will_end} at {sparsity:.4f}. Train longer, or let the schedule end by step {steps}."
     ]
 
 
 def abrupt(schedule: Schedule) -> list[str]:
     """Returns a message if a schedule that rises over several steps changes the masks at its last step only."""
-    begin, end, frequency = schedule.begin_step, schedule.landing_step, getattr(schedule, "frequency", None)
+    begin, end, frequency = schedule.begin_step, schedule.final_step, getattr(schedule, "frequency", None)
     if frequency is None or end - begin < 2 or schedule.latest_update(end - 1) not in (None, begin):
         return []
     return [
@@ -79,7 +79,7 @@ def emptied_weights(store: MaskStore, calculator: MaskCalculator, asked: float, 
         kept: Number of kept entries of each target, shape (targets,).
     """
     notes = []
-    spared, emptied = calculator.spared(asked, kept), kept == 0
+    spared, emptied = calculator.only_kept_by_keep_one(asked, kept), kept == 0
     if spared.any():
         notes.append(
             f"Sparsity {asked:g} leaves at most one unit of these weights, and that unit is kept: "
