@@ -110,7 +110,7 @@ def test_masks_of_a_wrong_shape_are_refused_and_none_is_taken(perceptron, masks)
     with pytest.raises(
         ValueError, match=r"Expected one mask of the shape of each target: \[\(8, 16\), \(16, 4\)\]. Received: "
     ):
-        pruner.store.replace(masks)
+        pruner.run.store.replace(masks)
     assert all(np.array_equal(before[name], mask) for name, mask in pruner.masks.items())
 
 
@@ -118,7 +118,7 @@ def test_masks_of_a_wrong_shape_are_refused_and_none_is_taken(perceptron, masks)
 def test_masks_of_another_type_keep_what_is_not_zero(perceptron, kind):
     pruner = pk.Pruner(perceptron, pk.schedules.OneShot(sparsity=0.0), allocation="uniform")
     masks = [np.random.default_rng(1).integers(0, 2, target.shape).astype(kind) for target in pruner.targets]
-    pruner.store.replace(masks)
+    pruner.run.store.replace(masks)
     for given, taken in zip(masks, pruner.masks.values(), strict=True):
         np.testing.assert_array_equal(given != 0, taken)
 

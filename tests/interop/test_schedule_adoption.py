@@ -9,6 +9,7 @@ import prunekit as pk
 from prunekit.interop.tfmot.arithmetic import ForwardPassSchedule
 from prunekit.interop.tfmot.schedule_adoption import adopted
 from prunekit.techniques.pruning.masks.options import PruningOptions
+from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 
 sparsity = old.tfmot.sparsity.keras
 THEIRS = [
@@ -107,7 +108,7 @@ def test_callback_and_pruner_take_theirs_where_they_take_ours(policy, followed, 
     ours = pk.schedules.PolynomialDecay(0.0, 0.75, 0, 8, frequency=3)
     callback = pk.PruningCallback(theirs, policy=policy)
     assert callback.schedule == ours
-    assert pk.Pruner.detached(perceptron, theirs, PruningOptions(policy=policy)).schedule == followed(ours)
+    assert PrunerRun(perceptron, theirs, PruningOptions(policy=policy)).schedule == followed(ours)
     constant = sparsity.ConstantSparsity(0.5, 0, frequency=1)
     with pk.Pruner(perceptron, constant, keras.optimizers.SGD(), policy=policy) as pruner:
         if policy == "tfmot":

@@ -11,6 +11,7 @@ from prunekit.interop.tfmot.policy import TfmotPolicy, ThresholdCalculator
 from prunekit.techniques.pruning.masks.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.masks.options import PruningOptions
 from prunekit.techniques.pruning.policies.gradual import Gradual
+from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 
 
 @pytest.mark.every_backend
@@ -179,6 +180,6 @@ def test_zeros_compete_where_a_training_continues_before_the_first_update(percep
     perceptron.layers[0].kernel.assign(kernel)
     schedule = pk.schedules.ConstantSparsity(0.5, 90, frequency=10)
     for origin, expected in ((-5, 0), (-90, 64)):
-        pruner = pk.Pruner.detached(perceptron, schedule, PruningOptions(policy="tfmot", origin=origin))
+        pruner = PrunerRun(perceptron, schedule, PruningOptions(policy="tfmot", origin=origin))
         pruner.begin()
         assert (~pruner.masks["hidden/kernel"]).sum() == expected

@@ -5,7 +5,7 @@ from one_weight import holding
 
 from prunekit.sparsity.schedules import OneShot
 from prunekit.techniques.pruning.masks.options import as_options
-from prunekit.techniques.pruning.training.pruner import Pruner
+from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def pruned_once():
     def prune(weight, asked=0.5, step=0, **options):
         layer = holding(weight)
         schedule = OneShot(asked) if isinstance(asked, float) else asked
-        pruner = Pruner.detached(layer, schedule, as_options({"origin": -step, "allocation": "uniform", **options}))
+        pruner = PrunerRun(layer, schedule, as_options({"origin": -step, "allocation": "uniform", **options}))
         pruner.updater.follow_schedule()
         return pruner.masks[pruner.targets[0].name]
 

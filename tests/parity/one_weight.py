@@ -7,7 +7,7 @@ import numpy as np
 
 from prunekit.sparsity.schedules import OneShot
 from prunekit.techniques.pruning.masks.options import PruningOptions
-from prunekit.techniques.pruning.training.pruner import Pruner
+from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 
 
 def holding(weight):
@@ -23,7 +23,7 @@ def holding(weight):
 
 @functools.lru_cache(maxsize=64)
 def _pruner(shape, options):
-    return Pruner.detached(holding(np.ones(shape, "float32")), OneShot(0.5), options)
+    return PrunerRun(holding(np.ones(shape, "float32")), OneShot(0.5), options)
 
 
 def tfmot_mask(weight, asked, **options):

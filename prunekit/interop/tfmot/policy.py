@@ -104,9 +104,9 @@ class TfmotPolicy(MaskPolicy):
         """Returns an empty context: gradients and updates stay dense."""
         return contextlib.nullcontext()
 
-    def end_training(self, pruner: Any) -> list[str]:
+    def end_training(self, run: Any) -> list[str]:
         """Returns a message if pruned weights are not zero; like strip_pruning, does not mask them."""
-        leaks = sum(pruner.audit().values())
+        leaks = sum(run.audit().values())
         if not leaks:
             return []
         return [

@@ -144,7 +144,7 @@ class TapeLoop:
             logs = self._epochs(data, orders, validation_data, batch_size, listed)
             listed.on_train_end(logs)
         if self.pruner is not None:
-            _warn(self.pruner.end_training())
+            _warn(self.pruner.run.end_training())
         return next(one for one in listed.callbacks if isinstance(one, keras.callbacks.History))
 
     # The compiled step ----------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class TapeLoop:
 
     def _announce(self, steps: int | None) -> None:
         if self.pruner is not None and steps:
-            _warn(self.pruner.shortfall(self.pruner.step_count + updates_in(steps, [self.optimizer])))
+            _warn(self.pruner.run.shortfall(self.pruner.step_count + updates_in(steps, [self.optimizer])))
 
 
 def _check_pruner(pruner: Any, model: Any, optimizer: Any) -> None:

@@ -55,6 +55,7 @@ def measure(smoke: bool, repeats: int, large: bool) -> dict[str, Any]:
 
     import prunekit as pk
     from prunekit.techniques.pruning.masks.options import as_options
+    from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 
     generator = np.random.default_rng(0)
     count = 16 if smoke else EXAMPLES
@@ -70,7 +71,7 @@ def measure(smoke: bool, repeats: int, large: bool) -> dict[str, Any]:
             options = {"criterion": criterion, "allocation": allocation, "pattern": pattern}
             reads = criterion not in ("magnitude", "l2", "random", "synflow", "geometric_median")
             schedule = pk.schedules.MultiStep(((0, 0.5), (1, 0.6)))
-            pruner = pk.Pruner.detached(
+            pruner = PrunerRun(
                 model,
                 schedule,
                 as_options(options),

@@ -108,10 +108,10 @@ def test_what_regrew_is_restored_from_a_saved_state(compiled, samples):
     callback = pk.PruningCallback(STEADY, policy="evolving", allocation="uniform")
     compiled.fit(*samples, batch_size=14, verbose=0, callbacks=[callback])
     masks = callback.pruner.masks
-    state = callback.pruner.state().to_snapshot()
+    state = callback.pruner.run.state().to_snapshot()
     again = pk.PruningCallback(STEADY, policy="evolving", allocation="uniform")
     again.set_model(compiled)
-    again.pruner.restore(PrunerState.from_snapshot(state, again.pruner.targets))
+    again.pruner.run.restore(PrunerState.from_snapshot(state, again.pruner.targets))
     for name, mask in masks.items():
         np.testing.assert_array_equal(again.pruner.masks[name], mask)
     assert again.pruner.events == callback.pruner.events

@@ -8,6 +8,7 @@ import prunekit as pk
 from prunekit.core.runtime.snapshot import Snapshot, read_snapshot, write_snapshot
 from prunekit.techniques.pruning.masks.options import as_options
 from prunekit.techniques.pruning.training.pruner import Pruner
+from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 from prunekit.techniques.pruning.training.pruner_state import PrunerState
 
 pytestmark = pytest.mark.every_backend
@@ -17,11 +18,11 @@ RISE = pk.schedules.PolynomialDecay(initial_sparsity=0.25, final_sparsity=0.75, 
 
 
 def pruner_state(pruner):
-    return pruner.state().to_snapshot()
+    return pruner.run.state().to_snapshot()
 
 
 def restore_pruner(pruner, snapshot):
-    pruner.restore(PrunerState.from_snapshot(snapshot, pruner.targets))
+    pruner.run.restore(PrunerState.from_snapshot(snapshot, pruner.targets))
 
 
 def trained(samples, criterion="magnitude"):
@@ -41,7 +42,7 @@ def other(model, criterion="magnitude", **options):
     copy.optimizer.build(copy.trainable_variables)
     for mine, theirs in zip(copy.optimizer.variables, model.optimizer.variables, strict=True):
         mine.assign(theirs)
-    return Pruner.detached(copy, RISE, as_options({"criterion": criterion, **options}))
+    return Pruner.following(PrunerRun(copy, RISE, as_options({"criterion": criterion, **options})))
 
 
 @pytest.mark.parametrize("criterion", ["magnitude", pytest.param("movement", marks=tensorflow_only)])

@@ -73,7 +73,7 @@ def test_weights_assigned_between_updates_count_where_they_are_kept(data):
         model.train_on_batch(data[0][:10], data[1][:10])
         pruner.step()
         mask, kernel = pruner.masks["hidden/kernel"], model.get_layer("hidden").kernel
-        aside = pruner.store.pruned_values["hidden/kernel"]
+        aside = pruner.run.store.pruned_values["hidden/kernel"]
         assert not aside[mask].any() and aside[~mask].all()
         kernel.assign(np.where(mask, 5.0, 0.0).astype("float32"))
         model.train_on_batch(data[0][:10], data[1][:10])
@@ -103,7 +103,7 @@ def test_a_restored_pruner_goes_on_as_the_first_would(data):
     model = network()
     with pk.Pruner(model, schedule, policy="straight_through", allocation="uniform") as pruner:
         steps(pruner, model, 0, 6)
-        snapshot = pruner.state().to_snapshot()
+        snapshot = pruner.run.state().to_snapshot()
         weights = [variable.numpy() for variable in [*model.variables, *model.optimizer.variables]]
         steps(pruner, model, 6, 12)
         whole = [variable.numpy() for variable in model.variables]
@@ -112,7 +112,7 @@ def test_a_restored_pruner_goes_on_as_the_first_would(data):
     for variable, value in zip([*other.variables, *other.optimizer.variables], weights, strict=True):
         variable.assign(value)
     with pk.Pruner(other, schedule, policy="straight_through", origin=0, allocation="uniform") as pruner:
-        pruner.restore(PrunerState.from_snapshot(snapshot, pruner.targets))
+        pruner.run.restore(PrunerState.from_snapshot(snapshot, pruner.targets))
         steps(pruner, other, 6, 12)
         assert all(np.array_equal(a, b.numpy()) for a, b in zip(whole, other.variables, strict=True))
 
@@ -146,7 +146,7 @@ def test_dense_weights_follow_a_training_without_masks_where_gradients_are_equal
     with pk.Pruner(
         model, pk.schedules.ConstantSparsity(0.5, 0, frequency=50), policy="straight_through", allocation="uniform"
     ) as pruner:
-        aside, masks = pruner.store.pruned_values, pruner.masks
+        aside, masks = pruner.run.store.pruned_values, pruner.masks
         plain = network(kind(0.01, weight_decay=0.01, **arguments))
         plain.optimizer.build(plain.trainable_variables)
         gradients_at = {name: np.where(masks[f"{name}/kernel"], kernel, 0) for name, kernel in values(plain).items()}
@@ -158,7 +158,7 @@ def test_dense_weights_follow_a_training_without_masks_where_gradients_are_equal
             gradients_at = {
                 name: np.where(masks[f"{name}/kernel"], kernel, 0) for name, kernel in values(plain).items()
             }
-        aside = pruner.store.pruned_values
+        aside = pruner.run.store.pruned_values
         for name, kernel in values(plain).items():
             mask = masks[f"{name}/kernel"]
             np.testing.assert_allclose(np.where(mask, values(model)[name], aside[f"{name}/kernel"]), kernel, atol=1e-5)
@@ -196,7 +196,7 @@ def test_a_scaled_loss_has_the_decay_of_an_unscaled_one(data):
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 1024.0)
     for optimizer in (keras.optimizers.SGD(0.1), scaled):
         _, pruning, _ = trained(pk.policies.StraightThrough(0.5), data, optimizer=optimizer, epochs=1)
-        found.append(pruning.pruner.store.pruned_values["hidden/kernel"])
+        found.append(pruning.pruner.run.store.pruned_values["hidden/kernel"])
     np.testing.assert_allclose(*found, atol=1e-5)
 
 

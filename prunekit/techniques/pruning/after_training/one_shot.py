@@ -32,6 +32,7 @@ from prunekit.techniques.pruning.policies.choices import GIVEN, chosen_options, 
 from prunekit.techniques.pruning.policies.gradual import Gradual
 from prunekit.techniques.pruning.policies.sparsegpt import HessianCriterion
 from prunekit.techniques.pruning.training.pruner import Pruner
+from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 
 
 class OneShotPruning:
@@ -119,9 +120,8 @@ class OneShotPruning:
         elif data is not None and "data" not in sources:
             unread = f"the policy {settings.policy}" if type(settings.policy) is not Gradual else f"{criterion}"
             self.notes.append(f"The data were not read for pruning: {unread} needs none, and is not repaired.")
-        self.pruner = Pruner.detached(
-            model, self._schedule, settings, training=False, data=data, progress=self._progress
-        )
+        run = PrunerRun(model, self._schedule, settings, training=False, data=data, progress=self._progress)
+        self.pruner = Pruner.following(run)
 
     def _left(self, model: Any, settings: PruningOptions) -> frozenset[str]:
         """Returns the names of the targets that cannot be fitted, and are pruned without repair."""
@@ -146,10 +146,10 @@ class OneShotPruning:
             return self._run()
 
     def _run(self) -> tuple[LayerError, ...]:
-        self.pruner.begin()
+        self.pruner.run.begin()
         if self._layerwise is not None:
             self._layerwise.assign_others()
-            self.pruner.take(self._layerwise.choices)
+            self.pruner.run.take(self._layerwise.choices)
         self.pruner.finish()
         return () if self._layerwise is None else tuple(self._layerwise.errors)
 

@@ -164,13 +164,13 @@ class MaskPolicy(ABC):
         """
         return store.enforcing(optimizers)
 
-    def end_training(self, pruner: Any) -> list[str]:
+    def end_training(self, run: Any) -> list[str]:
         """Runs at the end of a training; returns messages for the user.
 
         Args:
-            pruner: The `Pruner`.
+            run: The `PrunerRun`.
         """
-        return pruner.finalize_masks()
+        return run.finalize_masks()
 
 
 def get_policy(policy: str | MaskPolicy) -> MaskPolicy:

@@ -6,6 +6,7 @@
 - `held_masks`: given masks in any loop, without a schedule
 - `targeting`: what will be pruned, by which masks
 - `attached_pruners`: no weight is pruned by two Pruners
+- `pruner_run`: `PrunerRun`, the state of a pruning, told of the events of trainings
 - `pruner`: `Pruner`, for any loop
 - `trace_reuse`: the next callback reuses the traced step
 - `saved_files`: the sparsity of files that `ModelCheckpoint` writes
@@ -56,9 +57,10 @@ One pruner for a weight. `attached_pruners` holds weak references to the Pruners
 one of their weights is refused when it is created, and the callbacks check again when training and when each epoch
 begins. With two optimizers or two policies, each pruner would otherwise let weights of the other grow back.
 
-`Pruner` is a facade. `StepCounter` counts steps from the optimizers' counts, `EnforcementCheck` detects loops that
-bypass the masks, `MaskUpdater` applies a policy's updates, `Collectors` collects the statistics that criterion and
-policy need, and `PrunerState` is all that an interrupted pruning continues from. A policy defines the schedules and
-options that it accepts, the calculator, when an update is due, the update, the scope of a training step, and the end of
-a training. Whether a step is an optimizer update or a forward pass is data of the policy (`counts_forward_passes`).
+`PrunerRun` owns the state of a pruning; `Pruner` is its user interface, and `PruningCallback` tells it of the events of
+`fit`. `StepCounter` counts steps from the optimizers' counts, `EnforcementCheck` detects loops that bypass the masks,
+`MaskUpdater` applies a policy's updates, `Collectors` collects the statistics that criterion and policy need, and
+`PrunerState` is all that an interrupted pruning continues from. A policy defines the schedules and options that it
+accepts, the calculator, when an update is due, the update, the scope of a training step, and the end of a training.
+Whether a step is an optimizer update or a forward pass is data of the policy (`counts_forward_passes`).
 """

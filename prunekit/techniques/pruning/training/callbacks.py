@@ -22,7 +22,8 @@ from prunekit.sparsity.shorthands import AllocationName, CriterionName, PatternN
 from prunekit.techniques.pruning.masks.options import CallbackOptions, PruningOptions, as_options
 from prunekit.techniques.pruning.masks.policy import get_policy
 from prunekit.techniques.pruning.training import attached_pruners, trace_reuse
-from prunekit.techniques.pruning.training.pruner import Pruner, overall_sparsity
+from prunekit.techniques.pruning.training.pruner import Pruner
+from prunekit.techniques.pruning.training.pruner_run import PrunerRun, overall_sparsity
 from prunekit.techniques.pruning.training.pruner_state import PrunerState
 from prunekit.techniques.pruning.training.pruning_notes import LATER_TRAINING, abrupt
 from prunekit.techniques.pruning.training.saved_files import SavedFiles
@@ -107,7 +108,7 @@ class PruningCallback(keras.callbacks.Callback):
     def at_final_sparsity(self) -> bool:
         """Whether the masks have the final sparsity of the schedule."""
         pruner = self._pruner
-        return pruner is not None and not pruner.schedule.is_open and pruner.updater.at_final_sparsity
+        return pruner is not None and not pruner.schedule.is_open and pruner.run.updater.at_final_sparsity
 
     # Keras calls set_model before any on_train_begin, so the step count is read before BackupAndRestore changes it.
     def set_model(self, model) -> None:
@@ -117,7 +118,7 @@ class PruningCallback(keras.callbacks.Callback):
         self._companions = None if found is None else _Companions.placed_before_all(found, self)
         self.resumption.find_backup(self, found)
         if self._pruner is not None and self._pruner.model is model:
-            self._pruner.resume_counting()
+            self._pruner.run.resume_counting()
             return
         self._pruner = self._function = None
         if not waits_for_data(model):
@@ -128,9 +129,8 @@ class PruningCallback(keras.callbacks.Callback):
             raise ValueError(
                 f"All weights of {self.model.name!r} are frozen, so `fit` updates none of them. {self._if_frozen}"
             )
-        self._pruner = Pruner.detached(self.model, self.schedule, self.options, data=self._data)
-        self._function = trace_reuse.take_over(self._pruner)
-        self._store = self._pruner.store
+        run = PrunerRun(self.model, self.schedule, self.options, data=self._data)
+        self._pruner, self._function, self._store = Pruner.following(run), trace_reuse.take_over(run), run.store
 
     def on_train_begin(self, logs=None) -> None:
         self.notes, self._begun = [], False
@@ -140,10 +140,10 @@ class PruningCallback(keras.callbacks.Callback):
     def _prepare_training(self) -> None:
         if self._companions is not None:
             self._companions.refuse_shared_targets()
-        if self._function is None or not self._function.fits(self.model) or self._store is not self.pruner.store:
+        if self._function is None or not self._function.fits(self.model) or self._store is not self.pruner.run.store:
             # Another callback may have taken over the function, and this one's pruner has got other masks.
-            self._store = self.pruner.store
-            self._function = train_function.ScopedFunction(self.model, self.pruner.enforcing)
+            self._store = self.pruner.run.store
+            self._function = train_function.ScopedFunction(self.model, self.pruner.run.enforcing)
 
     # Masks are initialised here, because callbacks listed later still load weights in on_train_begin.
     def on_epoch_begin(self, epoch, logs=None) -> None:
@@ -157,16 +157,16 @@ class PruningCallback(keras.callbacks.Callback):
         self.resumption.begin(self)
         # Not before: a resumed training counts from the origin of the first one. What is fitted ends in time.
         if not self.schedule.is_open:
-            self.announce([*abrupt(self.schedule), *self.pruner.shortfall(self._planned_steps())])
+            self.announce([*abrupt(self.schedule), *self.pruner.run.shortfall(self._planned_steps())])
 
     def start(self) -> None:
         """Applies the schedule's sparsity at the first step of a training that resumes none."""
-        self.pruner.fit_schedule(self._planned_steps())
-        self.pruner.begin()
+        self.pruner.run.fit_schedule(self._planned_steps())
+        self.pruner.run.begin()
 
     def snapshot(self) -> Snapshot:
         """Returns the pruner's state, as `restore` takes it."""
-        return self.pruner.state().to_snapshot()
+        return self.pruner.run.state().to_snapshot()
 
     def resume(self, snapshot: Snapshot) -> None:
         """Lets the next `fit` go on from a state that `snapshot` returned."""
@@ -178,7 +178,7 @@ class PruningCallback(keras.callbacks.Callback):
         Raises:
             ValueError: The state belongs to a pruner of other weights, or is incomplete.
         """
-        self.pruner.restore(PrunerState.from_snapshot(snapshot, self.pruner.targets))
+        self.pruner.run.restore(PrunerState.from_snapshot(snapshot, self.pruner.targets))
 
     def on_train_batch_begin(self, batch, logs=None) -> None:
         if self._last is None:
@@ -191,18 +191,18 @@ class PruningCallback(keras.callbacks.Callback):
             return
         if self._counts_passes:
             self._refuse_several_batches_at_once()
-            self.pruner.step()
+            self.pruner.run.step()
         self._function.arm()
 
     @property
     def _counts_passes(self) -> bool:
-        return self.pruner.policy.counts_forward_passes
+        return self.pruner.run.policy.counts_forward_passes
 
     def _refuse_several_batches_at_once(self) -> None:
-        together = getattr(self.pruner.model, "steps_per_execution", 1)
+        policy, together = self.pruner.run.policy, getattr(self.pruner.model, "steps_per_execution", 1)
         if together != 1:
             raise ValueError(
-                f"The policy {self.pruner.policy} prunes before each batch, so it needs one batch at a time. Received: "
+                f"The policy {policy} prunes before each batch, so it needs one batch at a time. Received: "
                 f"a model compiled with steps_per_execution={together}. Compile it with steps_per_execution=1."
             )
 
@@ -229,7 +229,7 @@ class PruningCallback(keras.callbacks.Callback):
         self._function.disarm()
         if not self._counts_passes:
             # Not `self.model`: on JAX, Keras writes its state back whenever a callback reads that.
-            self.pruner.note_updates(self.pruner.model.steps_per_execution or 1)
+            self.pruner.run.note_updates(self.pruner.model.steps_per_execution or 1)
 
     def on_test_begin(self, logs=None) -> None:
         if self._pruner is not None and self._counts_passes:
@@ -242,7 +242,7 @@ class PruningCallback(keras.callbacks.Callback):
             return
         if self._counts_passes:
             self.pruner.enforce()
-        self.announce(self.pruner.late_weights())
+        self.announce(self.pruner.run.late_weights())
         if logs is not None:
             logs["sparsity"] = self.pruner.sparsity if self._companions is None else self._companions.sparsity
 
@@ -261,9 +261,9 @@ class PruningCallback(keras.callbacks.Callback):
             return
         # If the backup is of the last epoch, `fit` begins no epoch, so the state is restored here.
         self.resumption.restore_pending(self)
-        self.announce(self.pruner.end_training())
+        self.announce(self.pruner.run.end_training())
         if self._function is not None:
-            trace_reuse.keep(self._function, self.pruner)
+            trace_reuse.keep(self._function, self.pruner.run)
         if self._companions is not None and self._companions.pruning[-1] is self:
             self.announce(self._companions.saved_less_sparse())
 
@@ -323,7 +323,7 @@ class _Companions(keras.callbacks.Callback):
     @property
     def sparsity(self) -> float:
         """Fraction of the weights that are pruned, over all targets of all pruning callbacks."""
-        return overall_sparsity(self._pruners)
+        return overall_sparsity([pruner.run for pruner in self._pruners])
 
     def refuse_shared_targets(self) -> None:
         """Checks that no weight is pruned by two pruning callbacks of the list, or by one of them and a Pruner.

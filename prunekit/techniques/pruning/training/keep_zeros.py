@@ -110,7 +110,7 @@ class KeepZeros(PruningCallback):
 
     def _begin(self) -> None:
         # With the masks of an earlier `fit`, weights that were replaced since then would be set to zero.
-        self.pruner.updater.keep_all()
+        self.pruner.run.updater.keep_all()
         super()._begin()
         kept = self.pruner.masks
         self.announce(_notes({name: mask for name, mask in kept.items() if not mask.all()}, self.pruner.targets))

@@ -88,7 +88,7 @@ class AtFinalSparsity(keras.callbacks.Callback):
         return [one for one in listed if isinstance(one, PruningCallback)]
 
     def _is_sparse(self) -> bool:
-        attached = all(pruner.updater.at_final_sparsity for pruner in self._attached)
+        attached = all(pruner.run.updater.at_final_sparsity for pruner in self._attached)
         return attached and all(one.at_final_sparsity for one in self._pruning)
 
     def _find_pruners(self) -> None:
@@ -128,7 +128,7 @@ class AtFinalSparsity(keras.callbacks.Callback):
             self._hidden += 1
             return
         for pruner in (*self._attached, *(one.pruner for one in self._pruning)):
-            if pruner.policy.counts_forward_passes:
+            if pruner.run.policy.counts_forward_passes:
                 # Weights are dense between an update and the next forward pass.
                 pruner.enforce()
         self._begin_epoch()
@@ -148,7 +148,7 @@ class AtFinalSparsity(keras.callbacks.Callback):
             # Without a single batch of data, a model that `fit` builds has no pruner.
             with contextlib.suppress(RuntimeError):
                 pruners.append(one.pruner)
-        waiting = [pruner for pruner in pruners if not pruner.updater.at_final_sparsity]
+        waiting = [pruner for pruner in pruners if not pruner.run.updater.at_final_sparsity]
         if not waiting:
             return
         latest = max(waiting, key=lambda pruner: pruner.schedule.final_step - pruner.step_count)
