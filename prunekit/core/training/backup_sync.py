@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import keras
 import numpy as np
@@ -24,17 +24,25 @@ _WEIGHTS, _POSITION = "latest.weights.h5", "training_metadata.json"
 _STEM = "prunekit"
 
 
-class Resumable(Protocol):
+@runtime_checkable
+class ResumableCallback(Protocol):
     """A callback with a state besides weights and optimizer, from which an interrupted `fit` goes on."""
+
+    def snapshot(self) -> Snapshot:
+        """Returns the state at the end of an epoch."""
+
+    def resume(self, snapshot: Snapshot) -> None:
+        """Lets the next `fit` go on from a state; called before it."""
+
+
+class BackedUpCallback(ResumableCallback, Protocol):
+    """A callback whose state is saved with the backups of a `BackupAndRestore`."""
 
     model: Any
     resumption: Resumption
 
     def start(self) -> None:
         """Begins the training of this callback, where there is no saved state."""
-
-    def snapshot(self) -> Snapshot:
-        """Returns the state."""
 
     def restore(self, snapshot: Snapshot) -> None:
         """Takes up a state, instead of `start`; weights and optimizer are restored already."""
@@ -194,9 +202,9 @@ class Resumption:
     def __init__(self) -> None:
         self.state: Snapshot | None = None
         self._backup: Backup | None = None
-        self._together: list[Resumable] = []
+        self._together: list[BackedUpCallback] = []
 
-    def find_backup(self, callback: Resumable, found: keras.callbacks.CallbackList | None) -> None:
+    def find_backup(self, callback: BackedUpCallback, found: keras.callbacks.CallbackList | None) -> None:
         """Finds the backup in the callback's list; the first callback with a resumption opens it for all of them.
 
         Raises:
@@ -223,7 +231,7 @@ class Resumption:
             )
         self.state = states[self._together.index(callback)]
 
-    def begin(self, callback: Resumable) -> None:
+    def begin(self, callback: BackedUpCallback) -> None:
         """Resumes the callback from the backup, or starts it if there is none."""
         if self.restore_pending(callback):
             return
@@ -231,7 +239,7 @@ class Resumption:
         if self._backup is not None:
             self._backup.mark()
 
-    def restore_pending(self, callback: Resumable) -> bool:
+    def restore_pending(self, callback: BackedUpCallback) -> bool:
         """Restores the saved state into the callback; returns False if there is none."""
         if self.state is None:
             return False

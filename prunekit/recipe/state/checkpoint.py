@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, get_type_hints, runtime_checkable
+from typing import Any, get_type_hints
 
 import keras
 import numpy as np
@@ -25,17 +25,6 @@ from prunekit.recipe.state.run_state import RunMasks, RunState
 from prunekit.recipe.text.loader import RecipeError
 from prunekit.recipe.text.yaml_reader import first_difference
 from prunekit.sparsity.array_ops import array_of
-
-
-@runtime_checkable
-class ResumableCallback(Protocol):
-    """A callback with a state besides weights and optimizer, which checkpoints inside its training keep."""
-
-    def snapshot(self) -> Snapshot:
-        """Returns the state at the end of an epoch."""
-
-    def resume(self, snapshot: Snapshot) -> None:
-        """Lets the next `fit` go on from a state; called before it."""
 
 
 @dataclass

@@ -12,11 +12,12 @@ from prunekit.core.runtime import backend, jax_state
 from prunekit.core.runtime.optimizers import optimizers_of
 from prunekit.core.runtime.random_state import random_state
 from prunekit.core.training import distribution
+from prunekit.core.training.backup_sync import ResumableCallback
 from prunekit.delivery.reports.metrics import Metric
 from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.datasets.data import Data
 from prunekit.recipe.datasets.parts import Part
-from prunekit.recipe.state.checkpoint import CheckpointState, EpochCheckpoints, ResumableCallback
+from prunekit.recipe.state.checkpoint import CheckpointState, EpochCheckpoints
 from prunekit.recipe.state.compile_settings import (
     as_floats,
     compile_arguments,
