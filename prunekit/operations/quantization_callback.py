@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import keras
@@ -23,11 +24,52 @@ from prunekit.operations.quantize import QuantizationResult
 from prunekit.sparsity.arguments import whole
 from prunekit.techniques.quantize.options import QuantizationOptions, TrainingOptions
 from prunekit.techniques.quantize.training.step_functions import StepFunctions
-from prunekit.techniques.quantize.training.training import QuantizationTraining, learning_rate
+from prunekit.techniques.quantize.training.training import learning_rate
 
 # Share of a training of known length after which batch normalizations use their moving statistics.
 _FREEZE_AT = 0.8
 _NEVER = -1
+
+
+@dataclass(eq=False)
+class _Fit:
+    """One `fit` of a callback.
+
+    Attributes:
+        run: The quantization. Its `model` is read, not the callback's: on JAX, Keras writes its state back whenever a
+            callback reads that.
+        counter: The steps.
+        freezes_at: Optimizer update from which batch normalizations are frozen; None = never.
+        functions: The compiled steps; None before the first step on integers.
+        best: (epoch, ranges) of the epoch whose weights EarlyStopping keeps.
+    """
+
+    run: QuantizationRun
+    counter: StepCounter
+    freezes_at: int | None
+    functions: StepFunctions | None = None
+    best: tuple[int, list[np.ndarray]] | None = None
+    begun: bool = False
+    ended: bool = False
+
+    @property
+    def steps(self) -> StepFunctions:
+        """The compiled steps, made at the first use."""
+        if self.functions is None:
+            self.functions = StepFunctions(self.run.work)
+        return self.functions
+
+    @property
+    def is_on_integers(self) -> bool:
+        """Whether validation computes on integers."""
+        return not self.ended and self.run.work.begun
+
+    def next_change(self, begin_step: int) -> float:
+        """Returns the next update at which quantization begins or batch normalizations are frozen."""
+        changes = [begin_step] if not self.run.work.begun else []
+        if self.freezes_at is not None and not self.run.work.frozen:
+            changes.append(self.freezes_at)
+        return min(changes, default=float("inf"))
 
 
 class QuantizationCallback(keras.callbacks.Callback):
@@ -90,12 +132,7 @@ class QuantizationCallback(keras.callbacks.Callback):
         self.notes: list[str] = []
         self._run: QuantizationRun | None = None
         self._report: QuantizationResult | None = None
-        self._counter: StepCounter | None = None
-        self._functions: StepFunctions | None = None
-        self._freezes_at: int | None = None
-        # (epoch, ranges) of the epoch whose weights EarlyStopping keeps.
-        self._best: tuple[int, list[np.ndarray]] | None = None
-        self._fitting = self._begun = False
+        self._fit: _Fit | None = None
         self._list: keras.callbacks.CallbackList | None = None
         self._last: LastCallback | None = None
 
@@ -126,7 +163,6 @@ class QuantizationCallback(keras.callbacks.Callback):
                 # Keras would build it in the first step, after the ranges are chosen.
                 build_from_data(model, self._data)
             self._run = QuantizationRun(model, self._data, self.options, self._learning_rate)
-            self._counter = None
         if not model.trainable_variables:
             raise ValueError(
                 f"All weights of {model.name!r} are frozen, so `fit` updates none of them. Quantize the model with "
@@ -135,32 +171,32 @@ class QuantizationCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """See Keras."""
-        self.notes, self._report, self._best, self._begun = [], None, None, False
-        self._fitting = True
-        optimizers = self._work.optimizers
-        if self._counter is None:
-            self._counter = StepCounter(self._trained, optimizers)
+        run, former = self._run, self._fit
+        if run is None:
+            raise RuntimeError("Keras calls `set_model` before anything else.")
+        if former is not None and former.run is run:
+            counter = former.counter
+            counter.resume(run.work.optimizers)
         else:
-            self._counter.resume(optimizers)
-        self._functions = None
-        self._work.frozen = False
-        self._freezes_at = self._planned_freeze()
+            counter = StepCounter(run.model, run.work.optimizers)
+        self.notes, self._report, run.work.frozen = [], None, False
+        self._fit = _Fit(run, counter, self._planned_freeze(counter))
 
-    def _planned_freeze(self) -> int | None:
+    def _planned_freeze(self, counter: StepCounter) -> int | None:
         if self.freeze_step is not None:
             return None if self.freeze_step == _NEVER else self.freeze_step
         steps, epochs = (self.params or {}).get("steps"), (self.params or {}).get("epochs")
         if not (steps and epochs):
             return None
-        start = max(self._counted.now, self.begin_step)
-        end = self._counted.now + updates_in(steps * epochs, self._work.optimizers)
+        start = max(counter.now, self.begin_step)
+        end = counter.now + updates_in(steps * epochs, counter.optimizers)
         return start + int(_FREEZE_AT * max(end - start, 0))
 
     # Weights are loaded by callbacks that are listed later, in `on_train_begin`.
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """See Keras."""
-        if not self._begun:
-            self._begun = True
+        if not self._now.begun:
+            self._now.begun = True
             self.resumption.begin(self)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -170,47 +206,42 @@ class QuantizationCallback(keras.callbacks.Callback):
 
     def begin_batch(self) -> None:
         """Prepares one training batch; called after all other callbacks' `on_train_batch_begin`."""
-        work, done = self._work, self._counted.done
+        fit = self._now
+        work, done = fit.run.work, fit.counter.done
         if not work.begun:
             if done < self.begin_step:
                 return
-            self._running.begin()
-        freezes = self._freezes_at is not None and done >= self._freezes_at
+            fit.run.begin()
+        freezes = fit.freezes_at is not None and done >= fit.freezes_at
         work.frozen = work.frozen or freezes
-        self._steps.training().arm()
+        fit.steps.training().arm()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """See Keras."""
-        if self._functions is not None:
-            self._functions.training().disarm()
-        counter = self._counted
-        counter.unseen += self._trained.steps_per_execution or 1
+        fit = self._now
+        if fit.functions is not None:
+            fit.functions.training().disarm()
+        fit.counter.unseen += fit.run.model.steps_per_execution or 1
         # On JAX, reading the number of updates waits for the device.
-        if not jax_state.steps_are_pure() or counter.done + counter.unseen >= self._next_change():
-            counter.mark_all_seen()
-
-    def _next_change(self) -> float:
-        changes = [self.begin_step] if not self._work.begun else []
-        if self._freezes_at is not None and not self._work.frozen:
-            changes.append(self._freezes_at)
-        return min(changes, default=float("inf"))
+        if not jax_state.steps_are_pure() or fit.counter.done + fit.counter.unseen >= fit.next_change(self.begin_step):
+            fit.counter.mark_all_seen()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """See Keras."""
-        if self._fitting and self._work.begun:
-            self._steps.testing().arm()
+        if self._fit is not None and self._fit.is_on_integers:
+            self._fit.steps.testing().arm()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """See Keras."""
-        if self._fitting and self._work.begun:
-            self._steps.testing().disarm()
+        if self._fit is not None and self._fit.is_on_integers:
+            self._fit.steps.testing().disarm()
 
     def end_of_list(self) -> None:
         """Keeps the ranges of the epoch whose weights EarlyStopping keeps; called after all other callbacks."""
-        best = self._best_epoch()
-        if best is not None and (self._best is None or self._best[0] != best):
-            jax_state.sync_model_state(self._trained)
-            self._best = best, self._work.values()
+        fit, best = self._now, self._best_epoch()
+        if best is not None and (fit.best is None or fit.best[0] != best):
+            jax_state.sync_model_state(fit.run.model)
+            fit.best = best, fit.run.work.values()
 
     def _best_epoch(self) -> int | None:
         listed = [] if self._list is None else self._list.callbacks
@@ -224,23 +255,24 @@ class QuantizationCallback(keras.callbacks.Callback):
 
     def end(self) -> None:
         """Puts the weights on their grids after all other callbacks' `on_train_end`."""
-        self._fitting = False
+        fit = self._now
+        fit.ended = True
         # If the backup is of the last epoch, `fit` begins no epoch, so the state is restored here.
         self.resumption.restore_pending(self)
-        self._counted.mark_all_seen()
-        if not self._work.begun:
+        fit.counter.mark_all_seen()
+        if not fit.run.work.begun:
             self.notes.append(
-                f"The training ended after {self._counted.now:,} updates, and quantization begins at update "
+                f"The training ended after {fit.counter.now:,} updates, and quantization begins at update "
                 f"{self.begin_step:,}: the weights were rounded without training."
             )
-            if distribution.speaks_for(self._trained):
+            if distribution.speaks_for(fit.run.model):
                 warnings.warn(self.notes[-1], stacklevel=2)
-        elif self._best is not None and self._best[1]:
-            self._work.assign(self._best[1])
-        if self._functions is not None:
-            self._functions.keep()
-            self._functions = None
-        self._report = self._running.finish(self.notes)
+        elif fit.best is not None and fit.best[1]:
+            fit.run.work.assign(fit.best[1])
+        if fit.functions is not None:
+            fit.functions.keep()
+            fit.functions = None
+        self._report = fit.run.finish(self.notes)
 
     # ---- what an interrupted `fit` goes on from ----------------------------------------------------------------------
 
@@ -249,9 +281,9 @@ class QuantizationCallback(keras.callbacks.Callback):
 
     def snapshot(self) -> Snapshot:
         """Returns the number of updates, the ranges and the state of their training."""
-        state = self._work.snapshot()
-        counter = self._counted
-        return Snapshot({**state.values, "origin": counter.origin, "freezes_at": self._freezes_at}, state.arrays)
+        fit = self._now
+        state = fit.run.work.snapshot()
+        return Snapshot({**state.values, "origin": fit.counter.origin, "freezes_at": fit.freezes_at}, state.arrays)
 
     def resume(self, snapshot: Snapshot) -> None:
         """Lets the next `fit` go on from a state that `snapshot` returned."""
@@ -266,33 +298,13 @@ class QuantizationCallback(keras.callbacks.Callback):
         wrong = lacking(snapshot.values, {"origin": int, "freezes_at": int | None})
         if wrong is not None:
             raise ValueError(f"The saved state of a quantization lacks {wrong}, or another version wrote it.")
-        self._work.restore(snapshot)
-        self._counted.origin, self._freezes_at = snapshot.values["origin"], snapshot.values["freezes_at"]
-        self._counted.mark_all_seen()
+        fit = self._now
+        fit.run.work.restore(snapshot)
+        fit.counter.origin, fit.freezes_at = snapshot.values["origin"], snapshot.values["freezes_at"]
+        fit.counter.mark_all_seen()
 
     @property
-    def _steps(self) -> StepFunctions:
-        if self._functions is None:
-            self._functions = StepFunctions(self._work)
-        return self._functions
-
-    # Not `self.model`: on JAX, Keras writes its state back whenever a callback reads that.
-    @property
-    def _trained(self) -> Any:
-        return self._running.model
-
-    @property
-    def _running(self) -> QuantizationRun:
-        if self._run is None:
-            raise RuntimeError("Keras calls `set_model` before anything else.")
-        return self._run
-
-    @property
-    def _work(self) -> QuantizationTraining:
-        return self._running.work
-
-    @property
-    def _counted(self) -> StepCounter:
-        if self._counter is None:
+    def _now(self) -> _Fit:
+        if self._fit is None:
             raise RuntimeError("Keras calls `on_train_begin` before any batch.")
-        return self._counter
+        return self._fit

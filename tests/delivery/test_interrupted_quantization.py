@@ -45,13 +45,13 @@ def test_the_best_epochs_weights_go_with_the_best_epochs_ranges():
             if epoch == 2:
                 # What comes later is worse.
                 stopping.best = -1.0
-            grids.append([one.copy() for one in callback._work.values()])
+            grids.append([one.copy() for one in callback._run.work.values()])
 
     fit(model, stopping, Keep(), callback, epochs=5, validation_data=(X, Y))
     best = stopping.best_epoch
     assert best < 4
     # `Keep` runs in the epoch's end, after the last update of it.
-    for kept, used in zip(grids[best], callback._work.values(), strict=True):
+    for kept, used in zip(grids[best], callback._run.work.values(), strict=True):
         np.testing.assert_array_equal(kept, used)
     assert any((one != two).any() for one, two in zip(grids[best], grids[-1], strict=True))
 

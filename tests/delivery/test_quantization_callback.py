@@ -259,7 +259,7 @@ def test_mixed_precision_trains_ranges_in_float32(in_mixed_precision):
     history = fit(model, callback, epochs=3).history
     assert history["loss"][-1] < history["loss"][0]
     assert all(is_on_a_grid_of(one, 4) for one in kernels(model).values())
-    assert any(np.any(one != 0) for one in callback._work.values())
+    assert any(np.any(one != 0) for one in callback._run.work.values())
 
 
 def test_a_model_with_several_outputs_and_a_shared_layer():

@@ -28,7 +28,7 @@ def test_the_steps_traced_before_quantization_begins_are_not_used_after():
         fit(model, pk.PruningCallback(schedule, allocation="uniform"), callback, epochs=2)
     # The pruning's at the start, at the begin and at the freeze; the quantization's at the two latter.
     assert len(built) == 5
-    assert any(np.any(one != 0) for one in callback._work.values())
+    assert any(np.any(one != 0) for one in callback._run.work.values())
 
 
 class _Traces:
@@ -64,18 +64,18 @@ def test_a_new_callback_on_the_same_model_needs_no_trace_and_trains_as_one_on_a_
     start = first.get_weights()
     former = quantizing(bits=4)
     fit(first, former, epochs=1, validation_data=(X, Y))
-    values = former._work.values()
+    values = former._run.work.values()
     traces = _Traces(first, monkeypatch)
     found, history = trained_from(start, first)
     assert traces.count == 0
     # The former callback keeps its own ranges.
-    for one, two in zip(former._work.values(), values, strict=True):
+    for one, two in zip(former._run.work.values(), values, strict=True):
         np.testing.assert_array_equal(one, two)
     expected, expected_history = trained_from(start, second)
     assert traces.count > 0
     for one, two in zip(first.get_weights(), second.get_weights(), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
-    for one, two in zip(found._work.values(), expected._work.values(), strict=True):
+    for one, two in zip(found._run.work.values(), expected._run.work.values(), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
     assert history["val_loss"] == pytest.approx(expected_history["val_loss"], rel=1e-4)
 

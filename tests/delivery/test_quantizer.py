@@ -306,7 +306,7 @@ for strategy in (None, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])):
     callback = pk.QuantizationCallback(x[:64], weights=4, freeze_step=0)
     callbacks = [pk.PruningCallback(schedule), callback]
     model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0, callbacks=callbacks, validation_data=(x, y))
-    found.append([*model.get_weights(), *callback._work.values()])
+    found.append([*model.get_weights(), *callback._run.work.values()])
 print(max(np.abs(one - two).max() for one, two in zip(*found)), max(np.abs(one).max() for one in found[0][-7:]))
 """
 
