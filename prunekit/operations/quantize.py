@@ -28,7 +28,7 @@ from prunekit.delivery.litert.export_reference import ReferenceModel
 from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.arguments import positive
 from prunekit.suggestions import check_names
-from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import FORMER, Options, QuantizationOptions
 from prunekit.techniques.quantize.placement.text_inputs import reads_texts, text_readers
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
@@ -211,12 +211,12 @@ def quantize(
     chosen.with_data(data)
     check_built(model)
     if data is None:
-        found = quantized(model, chosen, progress=progress, memory=memory)
+        found = quantize_model(model, chosen, progress=progress, memory=memory)
         warn_after_fit(found)
         return QuantizationResult(found, None, KnownOutputs())
     baseline = Baseline(model, CheckedData(model, data))
     samples = first_examples(inputs for inputs, _, _ in baseline.batches)
-    found = quantized(model, chosen, data, progress, memory).with_damage(baseline)
+    found = quantize_model(model, chosen, data, progress, memory).with_damage(baseline)
     warn_after_fit(found)
     for problem in found.data_problems:
         warnings.warn(problem, stacklevel=2)

@@ -18,7 +18,7 @@ from prunekit.suggestions import check_names
 from prunekit.techniques.shrink.channels.budget import SizeModel
 from prunekit.techniques.shrink.channels.options import Options, ShrinkOptions, Target
 from prunekit.techniques.shrink.channels.shrink_report import ShrinkReport
-from prunekit.techniques.shrink.channels.shrinking import shrunk
+from prunekit.techniques.shrink.channels.shrinking import remove_channels
 
 
 @keyword_options(ShrinkOptions, Options)
@@ -91,7 +91,9 @@ def shrink(  # noqa: PLR0913
     target = Target(*asked.popitem())  # type: ignore[arg-type]
     checked = None if data is None else CheckedData(model, data)
     with measure_of(target.measure, model, inputs) as measure:
-        found = shrunk(model, target, chosen, checked, inputs=inputs, measure=measure, progress=progress, memory=memory)
+        found = remove_channels(
+            model, target, chosen, checked, inputs=inputs, measure=measure, progress=progress, memory=memory
+        )
     if checked is None:
         return found.model, found.report
     damage = Baseline(model, checked).damage(found.model)
@@ -108,7 +110,7 @@ def _remove_zero_channels(model: Any, options: Options, data: Any, inputs: Any) 
             "effect there. Leave it out."
         )
     given = inputs if data is None else next(iter(batches_of(data)))[0]
-    found = shrunk(model, None, replace(ShrinkOptions(**options), repair="none"), data, inputs=given)
+    found = remove_channels(model, None, replace(ShrinkOptions(**options), repair="none"), data, inputs=given)
     return found.model, found.report
 
 

@@ -24,7 +24,7 @@ from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.steps.export_step import measure_of_files
 from prunekit.recipe.steps.prune_step import calibration_data
 from prunekit.recipe.steps.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult, require_backend
-from prunekit.techniques.quantize.after_training import planned_quantization, quantized
+from prunekit.techniques.quantize.after_training import planned_quantization, quantize_model
 from prunekit.techniques.quantize.bits.bit_choice import BitChoice
 from prunekit.techniques.quantize.bits.bit_search import budget_problem
 from prunekit.techniques.quantize.options import QuantizationOptions, TrainingOptions
@@ -187,7 +187,7 @@ def _after_training(
     with workspace.run.replicas.scope(), workspace.noting():
         # The metrics of the model on integers are measured on the test data.
         baseline = Baseline(workspace.model, data, with_metrics=False)
-        return quantized(workspace.model, options, data, progress, memory).with_damage(baseline)
+        return quantize_model(workspace.model, options, data, progress, memory).with_damage(baseline)
 
 
 def _in_training(

@@ -32,7 +32,7 @@ from prunekit.sparsity.shorthands import CRITERIA, MEASURED, STATISTICS
 from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.channels.repair import Repair
 from prunekit.techniques.shrink.channels.shrink_report import MEASURED_SIZE, ShrinkReport
-from prunekit.techniques.shrink.channels.shrinking import ChannelRemoval, shrunk
+from prunekit.techniques.shrink.channels.shrinking import ChannelRemoval, remove_channels
 from prunekit.techniques.shrink.channels.trials import reason_not_to_try, ways_to_select
 
 # Most groups of channels that a note of the plan names.
@@ -74,7 +74,7 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         # Refuses a target that cannot be reached, in the words of the recipe.
         with measure_of(settings.measure, run.model, inputs) as measure:
             whole = None if settings.nonzero else Target(settings.measure, settings.share)
-            found = shrunk(run.model, whole, options, inputs=inputs, measure=measure)
+            found = remove_channels(run.model, whole, options, inputs=inputs, measure=measure)
         rows = [_row(1, settings.measure, found.report)]
         before = {group.name: group.before for group in found.report.groups}
         # Rounds of a measured target are not planned each: a single removal leaves as much, and takes one search.
@@ -82,7 +82,7 @@ class ShrinkStep(StepHandler[PreparedShrink]):
             options = dataclasses.replace(options, tolerance=None)
             model, rows = run.model, []
             for number in range(1, settings.rounds + 1):
-                found = shrunk(model, _target(settings, rows), options, inputs=inputs)
+                found = remove_channels(model, _target(settings, rows), options, inputs=inputs)
                 model = found.model
                 rows.append(_row(number, settings.measure, found.report))
         left = {group.name: (before.get(group.name, group.before), group.after) for group in found.report.groups}
@@ -187,7 +187,7 @@ def _remove(settings: Shrink, workspace: Workspace, rows: Sequence[Mapping[str, 
     with run.replicas.scope(), workspace.noting():
         inputs = _example_inputs(run)
         with measure_of(settings.measure, workspace.model, inputs) as measure:
-            found = shrunk(
+            found = remove_channels(
                 workspace.model,
                 _target(settings, rows),
                 options,

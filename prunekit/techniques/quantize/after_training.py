@@ -35,7 +35,7 @@ from prunekit.techniques.quantize.rescaling.rescaling import rescalable
 from prunekit.techniques.quantize.rounding.weight_rounding import WeightRounder
 
 
-def quantized(
+def quantize_model(
     model: Any,
     options: QuantizationOptions,
     data: Any = None,

@@ -7,7 +7,7 @@ from architectures import ARCHITECTURES, inputs_of, randomize, stack
 from keras import layers as L, ops
 
 from prunekit.core.runtime.variable_values import assigned
-from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.grids.ranges import MeanSquaredError
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement.placement import place
@@ -78,7 +78,7 @@ def test_the_nearest_values_after_it_are_nearer_to_the_float_model(made, bits):
         former, before, errors = model.get_weights(), ops.convert_to_numpy(model(data)), []
         for method in ("nearest", "awq"):
             model.set_weights(former)
-            quantized(model, QuantizationOptions(bits=bits, activation_bits="float", method=method), data)
+            quantize_model(model, QuantizationOptions(bits=bits, activation_bits="float", method=method), data)
             errors.append(np.square(ops.convert_to_numpy(model(data)) - before).mean())
         ratios.append(errors[1] / errors[0])
     assert np.mean(ratios) < 0.6
@@ -120,7 +120,7 @@ def test_zeros_stay_zeros_and_the_report_names_the_layers():
     kernel = np.array(ops.convert_to_numpy(model.get_layer("mid").kernel))
     kernel[:, ::2] = 0
     model.get_layer("mid").kernel.assign(kernel)
-    found = quantized(model, QuantizationOptions(bits=4, method="awq", activation_bits="float"), data)
+    found = quantize_model(model, QuantizationOptions(bits=4, method="awq", activation_bits="float"), data)
     assert not ops.convert_to_numpy(model.get_layer("mid").kernel)[:, ::2].any()
     assert found.report.method == "awq"
     assert "Activation-aware scaling changed the channels of 2 of 2 layers: first, mid." in found.report.notes

@@ -7,7 +7,7 @@ from architectures import inputs_of, randomize, stack
 from keras import layers as L, ops
 from rounded_models import METHODS, arrays_of, assert_bit_identical, correlated, made, outputs_of, pair
 
-from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.quantized_model import unique_weights
 
@@ -53,7 +53,7 @@ def simulated(found, data) -> np.ndarray:
 @pytest.mark.parametrize("name", FAMILY)
 def test_every_quantized_weight_lies_on_its_grid(name, method, bits):
     model, data = made(name)
-    found = quantized(model, QuantizationOptions(bits=bits, method=method), data)
+    found = quantize_model(model, QuantizationOptions(bits=bits, method=method), data)
     weights = unique_weights(found.placement)
     assert weights and len(found.weights) == len(weights)
     for weight in weights:
@@ -69,9 +69,9 @@ def test_every_quantized_weight_lies_on_its_grid(name, method, bits):
 def test_a_second_quantization_with_the_nearest_values_of_the_extremes_changes_nothing():
     model, data = made("separable")
     options = QuantizationOptions(bits=8, method="nearest")
-    quantized(model, options, data)
+    quantize_model(model, options, data)
     before = arrays_of(model)
-    quantized(model, options, data)
+    quantize_model(model, options, data)
     for one, former in zip(arrays_of(model), before, strict=True):
         assert np.allclose(one, former, rtol=1e-6, atol=0.0)
 
@@ -92,7 +92,9 @@ def test_no_zero_of_a_pruned_model_is_lost(bits, method, options):
     model.get_layer("point").kernel.assign(point)
     zeros = [ops.convert_to_numpy(variable) == 0.0 for variable in variables]
     assert len(zeros) == 4 and np.mean(np.concatenate([one.ravel() for one in zeros])) > 0.65
-    found = quantized(model, QuantizationOptions(bits=bits, method=method, **options), inputs_of(model, examples=32))
+    found = quantize_model(
+        model, QuantizationOptions(bits=bits, method=method, **options), inputs_of(model, examples=32)
+    )
     for variable, where in zip(variables, zeros, strict=True):
         value = ops.convert_to_numpy(variable)
         assert (value[where] == 0.0).all()
@@ -106,7 +108,7 @@ def test_a_kernel_of_zeros_stays_and_its_outputs_are_the_bias(method):
     model = pair()
     model.get_layer("head").kernel.assign(np.zeros((8, 3)))
     data = inputs_of(model, examples=16)
-    found = quantized(model, QuantizationOptions(bits=4, method=method), data)
+    found = quantize_model(model, QuantizationOptions(bits=4, method=method), data)
     assert not ops.convert_to_numpy(model.get_layer("head").kernel).any()
     bias = ops.convert_to_numpy(model.get_layer("head").bias)
     assert np.abs(simulated(found, data) - bias).max() <= 0.01 * np.abs(bias).max()
@@ -123,7 +125,7 @@ def test_nan_in_the_second_batch_leaves_all_variables_as_they_were(method, optio
     data, before = [inputs_of(model, examples=8), inputs_of(model, 1, examples=8)], arrays_of(model)
     data[1][3, 2, 1, 0] = np.nan
     with pytest.raises(ValueError, match="NaN"):
-        quantized(model, QuantizationOptions(bits=4, method=method, **options), data)
+        quantize_model(model, QuantizationOptions(bits=4, method=method, **options), data)
     assert_bit_identical(model, before)
 
 
@@ -139,7 +141,7 @@ def test_an_interruption_from_progress_leaves_all_variables_as_they_were(step, e
 
     with pytest.raises(type(error) if isinstance(error, Exception) else error):
         options = QuantizationOptions(bits=4, **EVERYTHING)
-        quantized(model, options, inputs_of(model, examples=8), progress)
+        quantize_model(model, options, inputs_of(model, examples=8), progress)
     assert_bit_identical(model, before)
     assert "call" not in vars(model)
 
@@ -151,13 +153,13 @@ def test_a_weight_that_is_not_finite_is_refused_by_name_and_nothing_changes():
     model.get_layer("head").kernel.assign(kernel)
     before = arrays_of(model)
     with pytest.raises(ValueError, match="The weight head/kernel cannot be quantized. .*finite values"):
-        quantized(model, QuantizationOptions(activation_bits="float"))
+        quantize_model(model, QuantizationOptions(activation_bits="float"))
     assert_bit_identical(model, before)
 
 
 def test_progress_is_told_of_each_weight_once():
     model, told = convolutions(), []
-    quantized(model, QuantizationOptions(bits=4), inputs_of(model, examples=8), lambda *step: told.append(step))
+    quantize_model(model, QuantizationOptions(bits=4), inputs_of(model, examples=8), lambda *step: told.append(step))
     names = ["conv/kernel", "depthwise/kernel", "point/kernel", "head/kernel"]
     assert told == [(done + 1, 4, name) for done, name in enumerate(names)]
 
@@ -168,7 +170,7 @@ def test_progress_is_told_of_each_weight_once():
 def test_a_simulation_rounds_the_outputs_and_leaves_the_model_as_it_was():
     model = pair()
     data = inputs_of(model, examples=16)
-    found = quantized(model, QuantizationOptions(), data)
+    found = quantize_model(model, QuantizationOptions(), data)
     outside, variables = outputs_of(model, data), arrays_of(model)
     with found.simulating() as inside:
         assert inside is model and "call" in vars(model)
@@ -183,7 +185,7 @@ def test_a_simulation_rounds_the_outputs_and_leaves_the_model_as_it_was():
 
 def test_an_error_in_a_simulation_restores_the_call():
     model = pair()
-    found = quantized(model, QuantizationOptions(), inputs_of(model, examples=16))
+    found = quantize_model(model, QuantizationOptions(), inputs_of(model, examples=16))
     with pytest.raises(RuntimeError, match="stop"), found.simulating():
         raise RuntimeError("stop")
     assert "call" not in vars(model)
@@ -191,7 +193,7 @@ def test_an_error_in_a_simulation_restores_the_call():
 
 def test_with_activations_in_floating_point_the_simulation_computes_what_the_model_does():
     model = convolutions()
-    found = quantized(model, QuantizationOptions(bits=4, activation_bits="float"))
+    found = quantize_model(model, QuantizationOptions(bits=4, activation_bits="float"))
     data = inputs_of(model, examples=8)
     assert found.ranges == {} and found.report.ranges == ()
     assert np.allclose(simulated(found, data), outputs_of(model, data), rtol=1e-5, atol=1e-6)
@@ -202,7 +204,7 @@ def test_with_activations_in_floating_point_the_simulation_computes_what_the_mod
 
 def test_weights_that_changed_since_are_refused_by_name():
     model = pair()
-    found = quantized(model, QuantizationOptions(bits=4, activation_bits="float"))
+    found = quantize_model(model, QuantizationOptions(bits=4, activation_bits="float"))
     head, scale = model.get_layer("head"), found.report.weights[1]
     kernel = ops.convert_to_numpy(head.kernel).copy()
     kernel[0, 0] += 0.01 * float(found.weights[id(head.kernel)].scale.max())
@@ -214,7 +216,7 @@ def test_weights_that_changed_since_are_refused_by_name():
 
 def test_biases_may_change_since():
     model = pair()
-    found = quantized(model, QuantizationOptions(bits=4, activation_bits="float"))
+    found = quantize_model(model, QuantizationOptions(bits=4, activation_bits="float"))
     before = [np.array(one) for one in model.get_weights()]
     model.get_layer("head").bias.assign([1.0, 2.0, 3.0])
     found.check_unchanged()
@@ -225,7 +227,7 @@ def test_biases_may_change_since():
 
 def test_a_training_is_refused_with_all_names():
     model = pair()
-    found = quantized(model, QuantizationOptions(bits=4, activation_bits="float"))
+    found = quantize_model(model, QuantizationOptions(bits=4, activation_bits="float"))
     model.compile("sgd", "mse")
     model.fit(np.ones((8, 6)), np.ones((8, 3)), verbose=0)
     with pytest.raises(ValueError, match="hidden/kernel, head/kernel with other values.*Call pk.quantize"):
@@ -243,7 +245,7 @@ def test_gptq_is_nearer_to_the_float_model_than_the_nearest_values_on_correlated
         model = pair() if kind == "dense" else convolutions()
         data = correlated(model.input_shape[1:])
         exact = outputs_of(model, data)
-        found = quantized(model, QuantizationOptions(bits=3, method=method, activation_bits="float"), data)
+        found = quantize_model(model, QuantizationOptions(bits=3, method=method, activation_bits="float"), data)
         errors[method] = np.linalg.norm(simulated(found, data) - exact) / np.linalg.norm(exact)
     assert errors["gptq"] < 0.7 * errors["nearest"]
 
@@ -269,7 +271,7 @@ def test_gptq_of_each_kernel_of_attention_and_recurrent_layers_is_nearer_than_th
             data = correlated((8, 32), seed=seed + 3)
             exact = outputs_of(model, data)
             options = dict(bits=3, method=method, activation_bits="float", correct_biases=False, include=f"*/{kernel}")
-            found = quantized(model, QuantizationOptions(**options), data)
+            found = quantize_model(model, QuantizationOptions(**options), data)
             assert [row.name for row in found.report.weights] == [f"layer/{kernel}"]
             errors.append(np.linalg.norm(outputs_of(model, data) - exact))
         ratios.append(errors[1] / errors[0])
@@ -286,7 +288,7 @@ def test_corrected_biases_leave_no_mean_error_of_the_outputs(kind, method):
         data = correlated(model.input_shape[1:])
         exact = outputs_of(model, data)
         options = QuantizationOptions(bits=3, method=method, correct_biases=corrects, activation_bits="float")
-        quantized(model, options, data)
+        quantize_model(model, options, data)
         means[corrects] = np.abs((outputs_of(model, data) - exact).mean(axis=0)).max() / exact.std()
     assert means[True] < 1e-5
     assert means[False] > 1e-3
@@ -301,7 +303,7 @@ def test_the_moving_statistics_follow_the_rounded_convolution():
     normalized, exact = keras.Model(model.input, norm.output), {}
     for options in (None, dict(correct_biases=True)):
         if options is not None:
-            quantized(model, QuantizationOptions(bits=2, method="nearest", **options), data)
+            quantize_model(model, QuantizationOptions(bits=2, method="nearest", **options), data)
         values = outputs_of(normalized, data)
         exact[options is None] = values.mean(axis=(0, 1, 2)), values.std(axis=(0, 1, 2))
     (mean, std), (former_mean, former_std) = exact[False], exact[True]
@@ -322,7 +324,7 @@ def test_equalization_leaves_the_float_outputs_and_is_noted():
         seen.append((outputs_of(model, data), arrays_of(model)))
 
     options = QuantizationOptions(equalize=True, correct_biases=True)
-    report = quantized(model, options, data, progress).report
+    report = quantize_model(model, options, data, progress).report
     outputs, variables = seen[0]
     assert any(not np.allclose(one, other, rtol=1e-3) for one, other in zip(variables, former, strict=True))
     assert np.abs(outputs - exact).max() <= 1e-5 * np.abs(exact).max()

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from prunekit.techniques.quantize.bits.bit_allocation import Options, hull_path, least_error
+from prunekit.techniques.quantize.bits.bit_allocation import KnapsackItem, hull_path, least_error
 
 
 def total(options, choice):
@@ -25,7 +25,7 @@ def best_of_all(options, budget):
 def drawn(rng, weights, *, digits):
     counts = rng.integers(1, 5, weights)
     # Few digits: equal costs and equal errors are frequent.
-    return [Options(rng.integers(0, 30, n), np.round(rng.random(n) * 10, digits)) for n in counts]
+    return [KnapsackItem(rng.integers(0, 30, n), np.round(rng.random(n) * 10, digits)) for n in counts]
 
 
 @pytest.mark.parametrize("digits", [0, 1, 6])
@@ -43,29 +43,29 @@ def test_the_choice_is_the_best_of_all(weights, digits):
 
 def test_the_greedy_choice_is_not_taken_where_another_is_better():
     # The first weight has the better ratio, and then nothing else fits.
-    options = [Options([0, 6], [10.0, 0.0]), Options([0, 5], [8.0, 0.0]), Options([0, 5], [8.0, 0.0])]
+    options = [KnapsackItem([0, 6], [10.0, 0.0]), KnapsackItem([0, 5], [8.0, 0.0]), KnapsackItem([0, 5], [8.0, 0.0])]
     assert least_error(options, 10) == [0, 1, 1]
 
 
 def test_a_beginning_that_the_ratios_complete_badly_is_not_dropped():
     # After the first weight the best ratios are those of the second and the fourth, and neither leaves room for both.
-    options = [Options([0, cost], [error, 0.0]) for cost, error in ((9, 8.0), (7, 9.0), (8, 6.0), (5, 7.0))]
+    options = [KnapsackItem([0, cost], [error, 0.0]) for cost, error in ((9, 8.0), (7, 9.0), (8, 6.0), (5, 7.0))]
     assert least_error(options, 19) == [1, 1, 0, 0]
 
 
 def test_errors_in_proportion_to_costs_are_still_chosen_exactly():
     costs = [13, 17, 19, 23, 29, 31, 37, 41, 43, 47]
-    options = [Options([0, cost], [float(cost), 0.0]) for cost in costs]
+    options = [KnapsackItem([0, cost], [float(cost), 0.0]) for cost in costs]
     choice = least_error(options, 150)
     assert total(options, choice) == (float(sum(costs) - 150), 150)
 
 
 def test_among_equal_errors_the_cheapest_option_is_taken():
-    assert least_error([Options([9, 3, 5], [1.0, 1.0, 1.0]), Options([4, 8], [0.0, 0.0])], 1000) == [1, 0]
+    assert least_error([KnapsackItem([9, 3, 5], [1.0, 1.0, 1.0]), KnapsackItem([4, 8], [0.0, 0.0])], 1000) == [1, 0]
 
 
 def test_the_budget_is_used_to_the_last_byte():
-    options = [Options([4, 8], [1.0, 0.0])] * 3
+    options = [KnapsackItem([4, 8], [1.0, 0.0])] * 3
     assert [sum(least_error(options, budget)) for budget in (12, 15, 16, 23, 24)] == [0, 0, 1, 2, 3]
 
 
@@ -73,7 +73,7 @@ def test_large_models_are_chosen_exactly_too():
     rng = np.random.default_rng(0)
     sizes = (10 ** rng.uniform(2, 6, 150)).astype(int)
     errors = 10 ** rng.uniform(-6, -1, 150)
-    options = [Options([n // 2, n, 4 * n], [e, e / 200, 0.0]) for n, e in zip(sizes, errors, strict=True)]
+    options = [KnapsackItem([n // 2, n, 4 * n], [e, e / 200, 0.0]) for n, e in zip(sizes, errors, strict=True)]
     low, high = (sum(int(one.costs[at]) for one in options) for at in (0, 2))
     found = [total(options, least_error(options, int(low + share * (high - low)))) for share in (0, 0.1, 0.4, 1)]
     assert [error for error, _ in found] == sorted((error for error, _ in found), reverse=True)
@@ -82,7 +82,7 @@ def test_large_models_are_chosen_exactly_too():
 
 def test_a_budget_below_the_cheapest_options_is_refused_with_both():
     with pytest.raises(ValueError, match="The cheapest options cost 1,007. Received: a budget of 1,006"):
-        least_error([Options([7, 9], [1, 0]), Options([1000], [0])], 1006)
+        least_error([KnapsackItem([7, 9], [1, 0]), KnapsackItem([1000], [0])], 1006)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_budget_below_the_cheapest_options_is_refused_with_both():
 )
 def test_options_that_are_none_are_refused(costs, errors, message):
     with pytest.raises(ValueError, match=message):
-        Options(costs, errors)
+        KnapsackItem(costs, errors)
 
 
 def test_the_path_leads_from_the_cheapest_to_the_best_and_each_choice_is_the_best_for_its_cost():

@@ -14,7 +14,7 @@ from keras import layers as L, ops
 from prunekit.delivery.pages.pictures import PLOTS
 from prunekit.delivery.plots.plots import to_svg
 from prunekit.operations.choose_bits import choose_bits
-from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.grids.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.grids.ranges import MeanSquaredError, MinMax, grid_of
 from prunekit.techniques.quantize.options import QuantizationOptions
@@ -116,7 +116,7 @@ def test_a_floor_is_reached_by_the_model_that_is_quantized_with_the_choice(floor
     choice = choose_bits(model, data, evaluate=evaluate, floor=floor, activation_bits="float")
     assert variables_of(model) == former
     if set(choice.bits.values()) != {"float"}:
-        found = quantized(model, QuantizationOptions(bits=choice.bits, activation_bits="float"), data)
+        found = quantize_model(model, QuantizationOptions(bits=choice.bits, activation_bits="float"), data)
         with found.simulating():
             assert evaluate(model) >= floor
         # Reproducible: the choice was evaluated with the same result.
@@ -147,14 +147,14 @@ def test_where_only_the_float_model_reaches_the_floor_every_weight_stays_in_floa
         include=["first", "head"],
     )
     assert choice.bits == {"first/kernel": "float", "head/kernel": "float"}
-    found = quantized(model, QuantizationOptions(bits=choice.bits, include=["first", "head"]), data)
+    found = quantize_model(model, QuantizationOptions(bits=choice.bits, include=["first", "head"]), data)
     assert not found.report.weights and variables_of(model) == former
 
 
 @pytest.mark.every_backend(cases=0)
 def test_a_model_on_8_bits_already_may_need_floating_point_tensors():
     model, data = network()
-    quantized(model, QuantizationOptions(), data)
+    quantize_model(model, QuantizationOptions(), data)
     before = outputs_of(model, data)
     # Rounding the weights again changes nothing; the tensors do.
     choice = choose_bits(
@@ -209,7 +209,7 @@ def test_a_floor_that_rounded_activations_alone_miss_is_refused():
     assert variables_of(model) == former
     for activations in (16, "float"):
         choice = choose_bits(model, data, evaluate=evaluate, floor=-1e-6, activation_bits=activations)
-        found = quantized(model, QuantizationOptions(bits=choice.bits, activation_bits=activations), data)
+        found = quantize_model(model, QuantizationOptions(bits=choice.bits, activation_bits=activations), data)
         with found.simulating():
             assert evaluate(model) >= -1e-6
 
@@ -323,7 +323,7 @@ def test_an_unknown_option_is_refused_and_data_are_needed():
 
 def test_patterns_give_weights_their_bits_and_the_others_have_8():
     model, data = network()
-    found = quantized(model, QuantizationOptions(bits={"first": 4, "re:(second|third)/kernel": 3}), data)
+    found = quantize_model(model, QuantizationOptions(bits={"first": 4, "re:(second|third)/kernel": 3}), data)
     assert {row.name: row.bits for row in found.report.weights} == {
         "first/kernel": 4,
         "second/kernel": 3,
@@ -338,7 +338,7 @@ def test_patterns_give_weights_their_bits_and_the_others_have_8():
 def test_no_bits_are_floating_point():
     model, data = network()
     former = ops.convert_to_numpy(model.get_layer("first").kernel)
-    found = quantized(model, QuantizationOptions(bits={"first": "float"}), data)
+    found = quantize_model(model, QuantizationOptions(bits={"first": "float"}), data)
     np.testing.assert_array_equal(ops.convert_to_numpy(model.get_layer("first").kernel), former)
     assert [one.name for one in found.report.skipped] == ["first"]
 
@@ -358,7 +358,7 @@ def test_no_bits_are_floating_point():
 def test_wrong_patterns_are_refused(weights, message):
     model, data = network()
     with pytest.raises(ValueError, match=message):
-        quantized(model, QuantizationOptions(bits=weights), data)
+        quantize_model(model, QuantizationOptions(bits=weights), data)
 
 
 def table_of(choice, levels=(4, 8), factor=1.0):

@@ -8,7 +8,7 @@ from keras import layers as L, ops
 from plain_quantization import plain_equalization
 
 from prunekit.core.runtime.variable_values import assigned
-from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.grids.grids import IntegerFormat
 from prunekit.techniques.quantize.grids.ranges import grid_of
 from prunekit.techniques.quantize.options import QuantizationOptions
@@ -215,9 +215,9 @@ def test_the_last_permitted_sweep_is_reported():
 def test_a_kernel_of_a_single_input_lies_on_every_grid_and_is_equalized_all_the_same():
     model = stack((1,), L.Dense(12, activation="relu", name="first"), L.Dense(3, name="head"))
     unbalanced(model)
-    found = quantized(model, QuantizationOptions(activation_bits="float", equalize=True))
+    found = quantize_model(model, QuantizationOptions(activation_bits="float", equalize=True))
     assert found.report.notes == ("Equalization changed the channels of 1 of 1 layers: first.",)
-    again = quantized(model, QuantizationOptions(activation_bits="float", equalize=True))
+    again = quantize_model(model, QuantizationOptions(activation_bits="float", equalize=True))
     assert again.report.notes == ("Equalization changed nothing: the weights lie on their grids already.",)
 
 
@@ -225,7 +225,7 @@ def test_a_kernel_of_a_single_input_lies_on_every_grid_and_is_equalized_all_the_
 def test_the_note_says_that_a_model_has_no_channels_to_multiply(method):
     model = stack((4,), L.Dense(3, activation="tanh"), L.Dense(2))
     data = None if method == "nearest" else np.ones((8, 4), "float32")
-    found = quantized(model, QuantizationOptions(method=method, activation_bits="float", equalize=True), data)
+    found = quantize_model(model, QuantizationOptions(method=method, activation_bits="float", equalize=True), data)
     reason = "changed nothing: no channels between the model's layers can be multiplied."
     names = ["Equalization", "Activation-aware scaling"][: 1 + (method == "awq")]
     assert found.report.notes == tuple(f"{name} {reason}" for name in names)

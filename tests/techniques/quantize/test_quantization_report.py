@@ -10,7 +10,7 @@ from backends import tensorflow_only
 from keras import layers as L, ops
 from rounded_models import METHODS, arrays_of, assert_bit_identical, correlated, made, outputs_of, pair
 
-from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement.placement import place
 from prunekit.techniques.quantize.preparation import few_bits_notes
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.every_backend(cases=0)
 
 def scales_of(model, data, **options):
     """Returns the scales and zero points of all ranges, and the kernels, after a quantization."""
-    found = quantized(model, QuantizationOptions(bits=4, **options), data)
+    found = quantize_model(model, QuantizationOptions(bits=4, **options), data)
     grids = [(place.name, float(grid.scale), int(grid.zero_point)) for place, grid in found.ranges.items()]
     return grids, [ops.convert_to_numpy(one) for one in model.weights]
 
@@ -101,15 +101,15 @@ def test_data_that_do_not_fit_are_refused_and_nothing_changes(data, error, messa
     model = pair()
     before = arrays_of(model)
     with pytest.raises(error, match=message):
-        quantized(model, QuantizationOptions(method=method), data)
+        quantize_model(model, QuantizationOptions(method=method), data)
     assert_bit_identical(model, before)
 
 
 def test_other_models_are_refused():
     with pytest.raises(TypeError, match="Keras"):
-        quantized(3, QuantizationOptions(activation_bits="float"))
+        quantize_model(3, QuantizationOptions(activation_bits="float"))
     with pytest.raises(ValueError, match="built"):
-        quantized(keras.Sequential([L.Dense(3)]), QuantizationOptions(activation_bits="float"))
+        quantize_model(keras.Sequential([L.Dense(3)]), QuantizationOptions(activation_bits="float"))
 
 
 # ---- report ----------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_the_report_has_the_sizes_grids_and_errors():
     kernel = ops.convert_to_numpy(model.get_layer("hidden").kernel).copy()
     kernel[:2] = 0.0
     model.get_layer("hidden").kernel.assign(kernel)
-    report = quantized(model, QuantizationOptions(bits=3), inputs_of(model, examples=16)).report
+    report = quantize_model(model, QuantizationOptions(bits=3), inputs_of(model, examples=16)).report
     assert (report.model_name, report.method, report.parameters) == (model.name, "gptq", 48 + 8 + 24 + 3)
     hidden, head = report.weights
     assert (hidden.name, hidden.shape, hidden.bits, hidden.scales) == ("hidden/kernel", (6, 8), 3, 8)
@@ -144,7 +144,7 @@ def test_the_report_has_the_sizes_grids_and_errors():
 
 def test_the_report_of_a_prescribed_grid_says_so():
     model = stack((6,), L.Dense(3, activation="softmax", name="head"))
-    report = quantized(model, QuantizationOptions(), inputs_of(model, examples=16)).report
+    report = quantize_model(model, QuantizationOptions(), inputs_of(model, examples=16)).report
     (last,) = [one for one in report.ranges if one.name == "head"]
     assert (last.chosen, last.scale, last.zero_point, last.low) == ("kernel", 1 / 256, -128, 0.0)
     assert [one.name for one in report.ranges if one.chosen == "data"] == [
@@ -156,14 +156,14 @@ def test_the_report_of_a_prescribed_grid_says_so():
 def test_the_error_of_a_weight_without_data_is_its_relative_change():
     model = pair()
     before = ops.convert_to_numpy(model.get_layer("hidden").kernel).astype("float64")
-    report = quantized(model, QuantizationOptions(bits=2, activation_bits="float", method="nearest")).report
+    report = quantize_model(model, QuantizationOptions(bits=2, activation_bits="float", method="nearest")).report
     after = ops.convert_to_numpy(model.get_layer("hidden").kernel)
     assert report.weights[0].error == pytest.approx(np.square(after - before).sum() / np.square(before).sum())
 
 
 def test_the_report_is_text_and_json():
     model = stack((6,), L.Dense(8, name="hidden"), L.LayerNormalization(name="norm"), L.Dense(3, name="head"))
-    report = quantized(model, QuantizationOptions(bits=4), inputs_of(model, examples=16)).report
+    report = quantize_model(model, QuantizationOptions(bits=4), inputs_of(model, examples=16)).report
     found = json.loads(json.dumps(report.to_dict()))
     assert found["bytes"] == list(report.bytes) and found["weights"][0]["shape"] == [6, 8]
     assert [one["name"] for one in found["skipped"]] == ["norm"]
@@ -178,7 +178,7 @@ def test_the_ranges_are_those_of_the_rounded_weights():
     model = pair()
     data = inputs_of(model, examples=32)
     options = QuantizationOptions(bits=2, activation_ranges="minmax")
-    found = quantized(model, options, data)
+    found = quantize_model(model, options, data)
     (grid,) = [grid for place, grid in found.ranges.items() if place.name == "head"]
     outputs = outputs_of(model, data)
     assert np.isclose(255 * grid.scale, max(outputs.max(), 0) - min(outputs.min(), 0), rtol=1e-4)
@@ -186,7 +186,7 @@ def test_the_ranges_are_those_of_the_rounded_weights():
 
 def test_a_weight_that_two_layers_read_has_one_grid():
     model, data = made("tied")
-    found = quantized(model, QuantizationOptions(bits=4), data)
+    found = quantize_model(model, QuantizationOptions(bits=4), data)
     names = [one.name for one in found.report.weights]
     assert len(names) == len(set(names)) == len(unique_weights(place(model)))
 
@@ -211,9 +211,9 @@ def test_a_second_quantization_leaves_weights_on_their_grids_as_they_are(options
     layers = [L.Dense(32, activation="relu", name=name) for name in ("first", "middle")]
     model = stack((32,), *layers, L.Dense(8, name="head"))
     data = np.random.default_rng(0).normal(size=(100, 32)).astype("float32")
-    quantized(model, QuantizationOptions(**options), data)
+    quantize_model(model, QuantizationOptions(**options), data)
     before = [np.array(one) for one in model.get_weights()]
-    quantized(model, QuantizationOptions(**options), data)
+    quantize_model(model, QuantizationOptions(**options), data)
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(other, one)
 
@@ -222,17 +222,17 @@ def test_a_second_quantization_leaves_weights_on_their_grids_as_they_are(options
 def test_a_kernel_on_its_grid_stays_when_the_layer_before_it_is_quantized_later(method):
     model = pair()
     data = inputs_of(model, examples=16)
-    quantized(model, QuantizationOptions(activation_bits="float", exclude="hidden"))
+    quantize_model(model, QuantizationOptions(activation_bits="float", exclude="hidden"))
     before = np.array(ops.convert_to_numpy(model.get_layer("head").kernel))
-    quantized(model, QuantizationOptions(method=method, equalize=True), data)
+    quantize_model(model, QuantizationOptions(method=method, equalize=True), data)
     np.testing.assert_array_equal(ops.convert_to_numpy(model.get_layer("head").kernel), before)
 
 
 def test_weights_of_4_bits_stay_where_8_bits_are_asked_for():
     model = pair()
-    quantized(model, QuantizationOptions(bits=4, activation_bits="float"))
+    quantize_model(model, QuantizationOptions(bits=4, activation_bits="float"))
     before = [np.array(one) for one in model.get_weights()]
-    quantized(model, QuantizationOptions(bits=8, activation_bits="float"))
+    quantize_model(model, QuantizationOptions(bits=8, activation_bits="float"))
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-6)
 
@@ -244,21 +244,21 @@ def test_a_kernel_with_nan_is_named(bits):
     kernel[0, 0] = np.nan
     model.get_layer("head").kernel.assign(kernel)
     with pytest.raises(ValueError, match="head/kernel"):
-        quantized(model, QuantizationOptions(bits=bits), np.ones((8, 6), "float32"))
+        quantize_model(model, QuantizationOptions(bits=bits), np.ones((8, 6), "float32"))
 
 
 def test_stateful_layers_are_refused_with_the_remedy():
     x = keras.Input(batch_shape=(8, 5, 4))
     model = keras.Model(x, L.Dense(2)(L.LSTM(6, stateful=True, name="lstm")(x)))
     with pytest.raises(ValueError, match="stateful layers lstm. Build the model with stateful=False"):
-        quantized(model, QuantizationOptions(), np.ones((16, 5, 4), "float32"))
+        quantize_model(model, QuantizationOptions(), np.ones((16, 5, 4), "float32"))
 
 
 def test_a_normalization_of_rows_and_a_rescaling_of_integers_are_named_as_floating_point():
     model = stack((4, 8), L.Dense(8, activation="relu"), L.BatchNormalization(axis=1, name="norm"), L.Dense(3))
-    report = quantized(model, QuantizationOptions(), np.ones((8, 4, 8), "float32")).report
+    report = quantize_model(model, QuantizationOptions(), np.ones((8, 4, 8), "float32")).report
     assert [one.name for one in report.skipped] == ["norm"]
     x = keras.Input((6, 6, 3), dtype="uint8")
     model = keras.Model(x, L.Conv2D(2, 3)(L.Rescaling(1 / 255.0, name="scaled")(x)))
-    report = quantized(model, QuantizationOptions(), np.ones((8, 6, 6, 3), "uint8")).report
+    report = quantize_model(model, QuantizationOptions(), np.ones((8, 6, 6, 3), "uint8")).report
     assert [(one.name, "integers" in one.reason) for one in report.skipped] == [("scaled", True)]

@@ -8,7 +8,7 @@ from keras import layers as L, ops
 from scaled_models import assert_same, multiply_all, outputs_of
 
 from prunekit.core.runtime.variable_values import assigned
-from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.grids.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.grids.ranges import grid_of
 from prunekit.techniques.quantize.options import QuantizationOptions
@@ -217,7 +217,7 @@ def error_of(model, weights, data, **options) -> float:
     part = keras.Model(model.inputs, model.get_layer("last").output)
     model.set_weights(weights)
     before = ops.convert_to_numpy(part(ops.convert_to_tensor(data)))
-    quantized(model, QuantizationOptions(bits=4, activation_bits="float", **options), data)
+    quantize_model(model, QuantizationOptions(bits=4, activation_bits="float", **options), data)
     return float(np.square(ops.convert_to_numpy(part(ops.convert_to_tensor(data))) - before).sum())
 
 
@@ -241,7 +241,7 @@ def test_factors_lower_the_error_of_the_outputs_of_a_recurrent_layer(name, make)
     # Geometric means over the seeds: the errors of one model may be twenty times as large as those of another.
     ratios = np.exp(np.log(np.array(errors)[:, 1:] / np.array(errors)[:, :1]).mean(axis=0))
     assert (ratios < (0.05 if make is with_outliers else 0.9)).all(), errors
-    found = quantized(model, QuantizationOptions(bits=4, method="awq", activation_bits="float"), data)
+    found = quantize_model(model, QuantizationOptions(bits=4, method="awq", activation_bits="float"), data)
     assert found.report.notes
 
 
@@ -251,7 +251,9 @@ def test_zeros_of_a_table_and_of_a_recurrent_kernel_stay_zeros():
     for variable in variables:
         variable.assign(np.where(np.random.default_rng(1).random(variable.shape) < 0.5, 0.0, array(variable)))
     zeros = [array(variable) == 0.0 for variable in variables]
-    found = quantized(model, QuantizationOptions(bits=8, method="awq", equalize=True, activation_bits="float"), data)
+    found = quantize_model(
+        model, QuantizationOptions(bits=8, method="awq", equalize=True, activation_bits="float"), data
+    )
     assert found.report.notes[0] == "Equalization changed the channels of 1 of 1 layers: first."
     assert all((array(one)[where] == 0.0).all() for one, where in zip(variables, zeros, strict=True))
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import layers as L
 
-from prunekit.techniques.quantize.after_training import planned_quantization, quantized
+from prunekit.techniques.quantize.after_training import planned_quantization, quantize_model
 from prunekit.techniques.quantize.options import QuantizationOptions
 
 pytestmark = pytest.mark.every_backend
@@ -24,7 +24,9 @@ def detector(activation="sigmoid", joint=None, boxes=100.0):
 
 
 def notes(model, data=INPUTS, **options):
-    return [one for one in quantized(model, QuantizationOptions(**options), data).report.notes if "Few steps" in one]
+    return [
+        one for one in quantize_model(model, QuantizationOptions(**options), data).report.notes if "Few steps" in one
+    ]
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "linear"], ids=["prescribed grid", "own grid"])
@@ -77,7 +79,7 @@ def test_the_plan_lists_what_shares_a_grid():
     ids=["good", "zeros", "constant", "huge"],
 )
 def test_degenerate_data_are_named_with_the_tensor(data, problem):
-    found = quantized(detector("linear", boxes=0.3), QuantizationOptions(), data)
+    found = quantize_model(detector("linear", boxes=0.3), QuantizationOptions(), data)
     first = found.data_problems[0] if found.data_problems else ""
     assert first.startswith(problem) and bool(first) == bool(problem)
     assert found.report.notes[: len(found.data_problems)] == found.data_problems

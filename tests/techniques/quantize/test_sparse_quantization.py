@@ -8,7 +8,7 @@ from keras import layers as L, ops
 
 from prunekit.operations.prune import prune
 from prunekit.sparsity.selection import pruned_count
-from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.quantized_model import unique_weights
 
@@ -41,7 +41,7 @@ def values_of(model):
 
 
 def joint(model, data, sparsity, weights=4, **options):
-    return quantized(model, QuantizationOptions(bits=weights, sparsity=sparsity, **FLOAT | options), data)
+    return quantize_model(model, QuantizationOptions(bits=weights, sparsity=sparsity, **FLOAT | options), data)
 
 
 @pytest.mark.parametrize("kind", ["dense", "convolutions"])
@@ -131,7 +131,7 @@ def test_the_model_is_that_of_two_calls(kind, sparsity, bits):
     one = model.get_weights()
     model.set_weights(former)
     prune(model, sparsity, data)
-    quantized(model, QuantizationOptions(bits=bits, method="gptq", **FLOAT), data)
+    quantize_model(model, QuantizationOptions(bits=bits, method="gptq", **FLOAT), data)
     for first, second in zip(one, model.get_weights(), strict=True):
         np.testing.assert_allclose(first, second, rtol=1e-6, atol=1e-7)
 

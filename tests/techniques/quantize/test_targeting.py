@@ -6,7 +6,7 @@ import pytest
 from architectures import inputs_of, randomize, stack
 from keras import layers as L, ops
 
-from prunekit.techniques.quantize.after_training import planned_quantization, quantized
+from prunekit.techniques.quantize.after_training import planned_quantization, quantize_model
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement.placement import place
 from prunekit.techniques.quantize.targeting import selected
@@ -46,7 +46,7 @@ def placed(**patterns):
 
 def report_of(model, **options):
     """Returns the report of a quantization of a model with data."""
-    return quantized(model, QuantizationOptions(**options), inputs_of(model, examples=8)).report
+    return quantize_model(model, QuantizationOptions(**options), inputs_of(model, examples=8)).report
 
 
 def reasons_of(report):
@@ -85,7 +85,7 @@ def test_an_excluded_layer_computes_in_the_simulation_with_the_rounded_tensors_t
     hidden = L.Dense(4, name="first")(x)
     model = randomize(keras.Model(x, [hidden, L.Dense(5, name="only")(hidden)]))
     data = inputs_of(model, examples=8)
-    found = quantized(model, QuantizationOptions(exclude="only"), data)
+    found = quantize_model(model, QuantizationOptions(exclude="only"), data)
     with found.simulating():
         read, computed = map(ops.convert_to_numpy, model(data))
     kernel, bias = map(ops.convert_to_numpy, model.get_layer("only").weights)
@@ -166,7 +166,7 @@ def test_a_refusal_leaves_the_weights_as_they_were():
     model = network()
     before = [ops.convert_to_numpy(one).copy() for one in model.variables]
     with pytest.raises(ValueError, match="Did you mean 'conv'"):
-        quantized(model, QuantizationOptions(exclude="cnov"), inputs_of(model))
+        quantize_model(model, QuantizationOptions(exclude="cnov"), inputs_of(model))
     assert all(np.array_equal(ops.convert_to_numpy(a), b) for a, b in zip(model.variables, before, strict=True))
 
 
@@ -192,7 +192,7 @@ def test_a_model_with_parts_in_floating_point_is_refused_if_asked_before_anythin
     model, data = normalized(), np.ones((8, 6), "float32")
     before = [ops.convert_to_numpy(one).tobytes() for one in model.variables]
     with pytest.raises(ValueError, match="Received: parts in floating point: norm, since .*allow them with `exclude`"):
-        quantized(model, QuantizationOptions(misfits="error"), data)
+        quantize_model(model, QuantizationOptions(misfits="error"), data)
     assert [ops.convert_to_numpy(one).tobytes() for one in model.variables] == before
     with pytest.raises(ValueError, match="norm, since"):
         planned_quantization(model, QuantizationOptions(misfits="error"))
@@ -210,7 +210,7 @@ def test_a_model_with_parts_in_floating_point_is_refused_if_asked_before_anythin
 )
 def test_what_was_asked_to_stay_in_floating_point_is_no_misfit(options):
     data = np.ones((8, 6), "float32")
-    report = quantized(normalized(), QuantizationOptions(misfits="error", **options), data).report
+    report = quantize_model(normalized(), QuantizationOptions(misfits="error", **options), data).report
     assert report.weights
 
 
@@ -221,7 +221,7 @@ def test_a_layer_without_a_kernel_of_16_bits_is_planned_reported_and_a_misfit():
         planned_quantization(model, QuantizationOptions(**wide))
     assert planned_quantization(model, QuantizationOptions(**narrow)).skipped == ()
     assert [one.name for one in planned_quantization(model, QuantizationOptions(activation_bits=16)).skipped] == ["elu"]
-    report = quantized(model, QuantizationOptions(**wide, exclude="elu"), data.astype("float32")).report
+    report = quantize_model(model, QuantizationOptions(**wide, exclude="elu"), data.astype("float32")).report
     assert [(one.name, one.reason) for one in report.skipped] == [("elu", "excluded by 'elu'")]
 
 
@@ -240,5 +240,7 @@ def test_a_weight_without_integers_is_a_misfit_also_with_activations_in_floating
 
     model = stack((6,), L.Dense(8, name="first"), Scale(name="own"))
     with pytest.raises(ValueError, match="own"):
-        quantized(model, QuantizationOptions(misfits="error", activation_bits="float"))
-    assert quantized(model, QuantizationOptions(misfits="error", activation_bits="float", exclude="own")).report.weights
+        quantize_model(model, QuantizationOptions(misfits="error", activation_bits="float"))
+    assert quantize_model(
+        model, QuantizationOptions(misfits="error", activation_bits="float", exclude="own")
+    ).report.weights

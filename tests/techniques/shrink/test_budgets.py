@@ -17,7 +17,7 @@ from prunekit.delivery.litert.latency import Latencies
 from prunekit.delivery.litert.litert import ConversionError
 from prunekit.techniques.shrink.channels.measured_size import Measure, Measured
 from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
-from prunekit.techniques.shrink.channels.shrinking import shrunk
+from prunekit.techniques.shrink.channels.shrinking import remove_channels
 
 
 def cnn(width=24):
@@ -49,7 +49,9 @@ def search(sizes, share, *, name="bytes", model=None, data=None, progress=None, 
     given = model or cnn()
     # A repair measures the files once more.
     options.setdefault("repair", "none" if data is None else None)
-    return shrunk(given, Target(name, share), ShrinkOptions(**options), data, measure=sizes.measure, progress=progress)
+    return remove_channels(
+        given, Target(name, share), ShrinkOptions(**options), data, measure=sizes.measure, progress=progress
+    )
 
 
 def of_parameters(overhead):

@@ -21,7 +21,7 @@ _TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
-class Options:
+class KnapsackItem:
     """The options of one weight.
 
     Attributes:
@@ -52,7 +52,7 @@ class Options:
         return order[errors < before]
 
 
-def least_error(options: Sequence[Options], budget: int) -> list[int]:
+def least_error(options: Sequence[KnapsackItem], budget: int) -> list[int]:
     """Returns the option of each weight with which the sum of the errors is least and the costs are within the budget.
 
     The result is exact. Of several, one with the least cost is returned.
@@ -94,7 +94,7 @@ def least_error(options: Sequence[Options], budget: int) -> list[int]:
     return choice
 
 
-def hull_path(options: Sequence[Options]) -> list[list[int]]:
+def hull_path(options: Sequence[KnapsackItem]) -> list[list[int]]:
     """Returns choices from the cheapest to the one without needless error, each with one weight changed.
 
     The next change is the one that removes the most error for its cost; each choice is the best for the sum of its

@@ -18,7 +18,7 @@ from prunekit.core.outputs.output_metrics import Batch
 from prunekit.core.outputs.weight_scan import Measured, WeightScan
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.sensitivity_table import damages_of, read_table
-from prunekit.techniques.quantize.bits.bit_allocation import Options
+from prunekit.techniques.quantize.bits.bit_allocation import KnapsackItem
 from prunekit.techniques.quantize.grids.grids import IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement.placement import place
@@ -59,7 +59,7 @@ class WeightLevels:
         return tuple(one.bytes for one in self.stored)
 
 
-def costs_of(weights: Sequence[WeightLevels]) -> tuple[list[Options], int]:
+def costs_of(weights: Sequence[WeightLevels]) -> tuple[list[KnapsackItem], int]:
     """Returns costs and errors of the weights, for `least_error`, and the bytes that no choice changes.
 
     Weights with as many zero points share them. Their bytes count whatever is chosen; if all of these weights stay in
@@ -71,7 +71,7 @@ def costs_of(weights: Sequence[WeightLevels]) -> tuple[list[Options], int]:
     options = []
     for weight in weights:
         own = [zero_point_bytes([one]) if one.zero_points not in shared else 0 for one in weight.stored]
-        options.append(Options(np.array(weight.bytes) + np.array(own), np.array(weight.errors)))
+        options.append(KnapsackItem(np.array(weight.bytes) + np.array(own), np.array(weight.errors)))
     return options, zero_point_bytes(StoredWeight(0, zero_points=length) for length in shared)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.quantize.after_training import quantized
+from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.bits.bit_allocation import hull_path, least_error
 from prunekit.techniques.quantize.bits.bit_choice import BitChoice, Trial
 from prunekit.techniques.quantize.bits.bit_scan import (
@@ -108,10 +108,10 @@ class BitSearch:
                 below = middle
             middle = (below + least) // 2
         if least == last and not holds(last):
-            raise self._missed(trials[-1].metric, floor)
+            raise self._out_of_reach(trials[-1].metric, floor)
         return self._choice(path[least], floor=floor, trials=tuple(trials))
 
-    def _missed(self, metric: float, floor: float) -> ValueError:
+    def _out_of_reach(self, metric: float, floor: float) -> ValueError:
         """Returns the error for a floor that is not reached with all weights in floating point."""
         bits = self._options.activation_width
         integers = "" if bits is None else f" and activations of {bits} bits"
@@ -137,7 +137,7 @@ class BitSearch:
         model = self._model
         before = [(variable, array_of(variable).copy()) for variable in model.variables]
         try:
-            found = quantized(model, replace(self._options, bits=bits), self._data)
+            found = quantize_model(model, replace(self._options, bits=bits), self._data)
             with found.simulating():
                 return _evaluated(evaluate, model)
         finally:

@@ -20,7 +20,7 @@ from prunekit.anatomy.records.reports import Skipped
 from prunekit.techniques.quantize.placement.form_operations import NoIntegerForm
 from prunekit.techniques.quantize.placement.integer_forms import MASKED, integer_form
 from prunekit.techniques.quantize.placement.rules import rule_of, without_16_bits
-from prunekit.techniques.quantize.placement.units import Names, Range, RoundedWeight, Unit, units_of
+from prunekit.techniques.quantize.placement.units import DisplayNames, Range, RoundedWeight, Unit, units_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +188,7 @@ class _Placer:
         self._graphs = graphs
         every = [graphs.main, *graphs.nested.values()]
         self._calls_of = Counter(id(call.operation) for graph in every for call in graph.calls)
-        names = Names(graphs.names, {id(weight.variable): weight.name for weight in weights_in(model)})
+        names = DisplayNames(graphs.names, {id(weight.variable): weight.name for weight in weights_in(model)})
         self._units = {id(graph): units_of(graph, self._calls_of, names, kept_float, group_size) for graph in every}
         self._graph_of = {id(graph): graph for graph in every}
         self._ranges: list[Range] = []

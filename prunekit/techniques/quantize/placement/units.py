@@ -142,7 +142,7 @@ class Unit:
 
 
 @dataclass(frozen=True, eq=False)
-class Names:
+class DisplayNames:
     """Names for reports.
 
     Attributes:
@@ -161,7 +161,7 @@ class Names:
 def units_of(
     graph: Graph,
     calls_of: Mapping[int, int],
-    names: Names,
+    names: DisplayNames,
     kept_float: Mapping[int, str],
     group_size: int | None = None,
 ) -> list[Unit]:
@@ -341,7 +341,7 @@ def _rounds_before_activation(call: Call) -> bool:
     return is_linear_kind(call.operation) and not is_linear(activation) and not is_relu(activation)
 
 
-def _weights_of(call: Call, layer_name: str, names: Names, group_size: int | None) -> tuple[RoundedWeight, ...]:
+def _weights_of(call: Call, layer_name: str, names: DisplayNames, group_size: int | None) -> tuple[RoundedWeight, ...]:
     if isinstance(call.operation, FusedLstm):
         # Its kernel has one scale for all outputs of a gate.
         cell, gates = call.operation.cell, Granularity((1,), run=call.operation.cell.units)

@@ -28,7 +28,7 @@ rescale it. A channel's weights are those that compute it: so groups are disjoin
 Measured targets. `measured_size` searches along the order of removal for a measured share, and knows of the measure
 only a function of a smaller model (`Measure`) and the calculated size that it follows. The functions for LiteRT files
 are in `delivery/litert/model_measures.py`, which techniques cannot import; so `pk.shrink` is in `operations/shrink.py`,
-and it and the recipe step pass a `Measure` to `shrunk`. `delivery/litert/stopwatch.py` runs in a process of its own,
-for these targets and for reports. It opens the files again in each turn: two interpreters of one file were seen to
-differ by up to 8 % for as long as they lived, which no number of calls averages out.
+and it and the recipe step pass a `Measure` to `remove_channels`. `delivery/litert/stopwatch.py` runs in a process of
+its own, for these targets and for reports. It opens the files again in each turn: two interpreters of one file were
+seen to differ by up to 8 % for as long as they lived, which no number of calls averages out.
 """

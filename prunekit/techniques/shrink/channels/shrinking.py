@@ -62,7 +62,7 @@ class ChannelRemoval:
     variables: Variables
 
 
-def shrunk(  # noqa: PLR0913
+def remove_channels(  # noqa: PLR0913
     model: Any,
     target: Target | None,
     options: ShrinkOptions,
@@ -99,8 +99,9 @@ def shrunk(  # noqa: PLR0913
     removed, measured = selection.removed, selection.measured
     if not np.setdiff1d(removed, zero).size:
         repair.leave_out()
-    built = _built(found, removed, np.intersect1d(removed, zero) if repair.kind == "none" else zero[:0], repair.data)
-    notes = [*_rounding_notes(selection, options), *_missed(target, budget, removed, options)]
+    constant = np.intersect1d(removed, zero) if repair.kind == "none" else zero[:0]
+    built = _build_and_fold(found, removed, constant, repair.data)
+    notes = [*_rounding_notes(selection, options), *_note_missed(target, budget, removed, options)]
     if on_grids(model):
         notes.append(_GRIDS)
     notes += [*built.notes, *_unused_layers(found.model, built.variables)]
@@ -155,7 +156,7 @@ class _Built:
     notes: tuple[str, ...]
 
 
-def _built(found: Channels, removed: np.ndarray, constant: np.ndarray, data: Any) -> _Built:
+def _build_and_fold(found: Channels, removed: np.ndarray, constant: np.ndarray, data: Any) -> _Built:
     """Builds the smaller model, compares it with the model, and folds the constants of channels that no input reaches.
 
     Args:
@@ -186,11 +187,11 @@ def _built(found: Channels, removed: np.ndarray, constant: np.ndarray, data: Any
     elif constants.values:
         assign_cut(found, removed, variables, constants.values)
     if constant.size or adjustments:
-        adjustments += _of_outputs(found.model, adjustments, outputs_error(found, zero, smaller, inputs))
+        adjustments += _output_error(found.model, adjustments, outputs_error(found, zero, smaller, inputs))
     return _Built(smaller, variables, constants, tuple(adjustments), tuple(notes))
 
 
-def _of_outputs(model: Any, adjustments: Sequence[Adjustment], error: float) -> list[Adjustment]:
+def _output_error(model: Any, adjustments: Sequence[Adjustment], error: float) -> list[Adjustment]:
     """Returns the error of the outputs if something was approximated."""
     if any(one.error is not None for one in adjustments):
         return [Adjustment("outputs", "all approximations together", error)]
@@ -225,7 +226,7 @@ def _rounding_notes(selection: Selection, options: ShrinkOptions) -> list[str]:
     ]
 
 
-def _missed(target: Target | None, budget: SizeModel, removed: np.ndarray, options: ShrinkOptions) -> list[str]:
+def _note_missed(target: Target | None, budget: SizeModel, removed: np.ndarray, options: ShrinkOptions) -> list[str]:
     """Returns a note if the model has another share of parameters or multiply-accumulates than was asked for."""
     measures = {"parameters": budget.parameters_without, "macs": budget.macs_without}
     if target is None or target.measure not in measures:
