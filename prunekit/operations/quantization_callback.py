@@ -23,8 +23,7 @@ from prunekit.operations.quantization_training import QuantizationRun, training_
 from prunekit.operations.quantize import QuantizationResult
 from prunekit.sparsity.arguments import whole
 from prunekit.techniques.quantize.options import QuantizationOptions, TrainingOptions
-from prunekit.techniques.quantize.training.step_functions import StepFunctions
-from prunekit.techniques.quantize.training.training import learning_rate
+from prunekit.techniques.quantize.training.training import StepFunctions, learning_rate
 
 # Share of a training of known length after which batch normalizations use their moving statistics.
 _FREEZE_AT = 0.8

@@ -6,9 +6,8 @@
 - `held_masks`: given masks in any loop, without a schedule
 - `targeting`: what will be pruned, by which masks
 - `attached_pruners`: no weight is pruned by two Pruners
-- `pruner_run`: `PrunerRun`, the state of a pruning, told of the events of trainings
+- `pruner_run`: `PrunerRun`, the state of a pruning, and the reuse of a traced step by the next one
 - `pruner`: `Pruner`, for any loop
-- `trace_reuse`: the next callback reuses the traced step
 - `saved_files`: the sparsity of files that `ModelCheckpoint` writes
 - `callbacks`: `PruningCallback`
 - `keep_zeros`: `KeepZeros`
@@ -26,12 +25,12 @@ fitted before, this function is already traced, so changes that a callback makes
 callback therefore compiles a train function of its own (`core/training/train_function.py`, `ScopedFunction`), installs
 it on the model just before each batch, and removes it when its call begins. A second `fit` of the same model reuses it.
 On TensorFlow the function is kept on Keras's own train function, together with the masks that it contains, so a new
-callback on the same weights needs no trace (`trace_reuse`); `compile` discards both. A step that changed in any other
-way (layers, optimizers, constraints, `trainable`) is traced again. On TensorFlow, Keras creates the optimizer's slots
-and the variables of metrics while it traces the first step, and a `tf.function` that creates variables is traced twice.
-Before its first call, this function therefore creates them (`train_function.create_step_state`), and is traced once.
-This halves the time before the first step of a large model. Between batches the model is unmodified: other callbacks
-can save, evaluate, raise or be interrupted, and no clean-up is needed after an exception.
+callback on the same weights needs no trace (`take_over_trace`); `compile` discards both. A step that changed in any
+other way (layers, optimizers, constraints, `trainable`) is traced again. On TensorFlow, Keras creates the optimizer's
+slots and the variables of metrics while it traces the first step, and a `tf.function` that creates variables is traced
+twice. Before its first call, this function therefore creates them (`train_function.create_step_state`), and is traced
+once. This halves the time before the first step of a large model. Between batches the model is unmodified: other
+callbacks can save, evaluate, raise or be interrupted, and no clean-up is needed after an exception.
 
 Building a model by a trace. On TensorFlow, `fit` calls its callbacks before an unbuilt model has weights. In this case
 the callback also replaces the train function for the first call (`train_function.prepare_next_call`). It traces the

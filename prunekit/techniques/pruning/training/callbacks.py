@@ -21,9 +21,9 @@ from prunekit.sparsity.scores import Criterion
 from prunekit.sparsity.shorthands import AllocationName, CriterionName, PatternName
 from prunekit.techniques.pruning.masks.options import CallbackOptions, PruningOptions, as_options
 from prunekit.techniques.pruning.masks.policy import get_policy
-from prunekit.techniques.pruning.training import attached_pruners, trace_reuse
+from prunekit.techniques.pruning.training import attached_pruners
 from prunekit.techniques.pruning.training.pruner import Pruner
-from prunekit.techniques.pruning.training.pruner_run import PrunerRun, overall_sparsity
+from prunekit.techniques.pruning.training.pruner_run import PrunerRun, keep_trace, overall_sparsity, take_over_trace
 from prunekit.techniques.pruning.training.pruner_state import PrunerState
 from prunekit.techniques.pruning.training.pruning_notes import LATER_TRAINING, abrupt
 from prunekit.techniques.pruning.training.saved_files import SavedFiles
@@ -130,7 +130,7 @@ class PruningCallback(keras.callbacks.Callback):
                 f"All weights of {self.model.name!r} are frozen, so `fit` updates none of them. {self._if_frozen}"
             )
         run = PrunerRun(self.model, self.schedule, self.options, data=self._data)
-        self._pruner, self._function, self._store = Pruner.following(run), trace_reuse.take_over(run), run.store
+        self._pruner, self._function, self._store = Pruner.following(run), take_over_trace(run), run.store
 
     def on_train_begin(self, logs=None) -> None:
         self.notes, self._begun = [], False
@@ -263,7 +263,7 @@ class PruningCallback(keras.callbacks.Callback):
         self.resumption.restore_pending(self)
         self.announce(self.pruner.run.end_training())
         if self._function is not None:
-            trace_reuse.keep(self._function, self.pruner.run)
+            keep_trace(self._function, self.pruner.run)
         if self._companions is not None and self._companions.pruning[-1] is self:
             self.announce(self._companions.saved_less_sparse())
 

@@ -1,8 +1,10 @@
 """PrunerRun: the pruning of a model, driven by the events of its trainings."""
 
 import contextlib
+import functools
+import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime import jax_state
 from prunekit.core.runtime.optimizers import optimizers_for, optimizers_of
 from prunekit.core.statistics.statistics import Collectors
+from prunekit.core.training import train_function
 from prunekit.core.training.step_counter import StepCounter
 from prunekit.sparsity.schedules import Schedule
 from prunekit.techniques.pruning.masks.enforcement_check import CHECK_EVERY, EnforcementCheck
@@ -27,6 +30,8 @@ from prunekit.techniques.pruning.training.pruner_state import PrunerState
 from prunekit.techniques.pruning.training.targeting import resolved_targets
 
 _WITHOUT = "; for a loop with another kind leave it out, on a model that is not compiled, and use pruner.mask_gradients"
+
+_MASKS = "masks"
 
 
 class PrunerRun:
@@ -287,3 +292,46 @@ def overall_sparsity(runs: Sequence[PrunerRun]) -> float:
     """Returns the fraction of currently pruned entries over all targets of the runs."""
     kept = sum(int(run.updater.kept.sum()) for run in runs)
     return 1.0 - kept / sum(run.updater.size for run in runs)
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """What a kept train function belongs to: its masks, its optimizers, and the run that used it last.
+
+    Masks are variables, so a trace that contains them serves any masks of the same weights.
+    """
+
+    store: MaskStore
+    optimizers: tuple[Any, ...]
+    run: Any
+
+
+def keep_trace(function: train_function.ScopedFunction, run: PrunerRun) -> None:
+    """Keeps the train function that was traced with the run's masks for the next callback."""
+    if run.enforces_masks_only:
+        scope = functools.partial(run.store.enforcing, run.counter.optimizers)
+        function.keep(scope, _Kept(run.store, tuple(run.counter.optimizers), weakref.ref(run)), _MASKS)
+
+
+def take_over_trace(run: PrunerRun) -> Any:
+    """Returns the train function kept with the model, whose masks become those of `run`; None if it does not fit.
+
+    A former run that is still in use gets a copy of its masks.
+    """
+    function, kept = train_function.kept(run.model, _MASKS)
+    if function is None or not run.enforces_masks_only or not _fits(kept, run):
+        return None
+    former = kept.run()
+    if former is not None:
+        former.use_store(kept.store.copy(run.model))
+    kept.store.reset()
+    run.use_store(kept.store)
+    return function
+
+
+def _fits(kept: _Kept, run: PrunerRun) -> bool:
+    pairs = [(kept.store.targets, run.targets), (kept.optimizers, run.counter.optimizers)]
+    if any(len(first) != len(second) for first, second in pairs):
+        return False
+    same = all(one.variable is other.variable for one, other in zip(*pairs[0], strict=True))
+    return same and all(one is other for one, other in zip(*pairs[1], strict=True))

@@ -2,8 +2,7 @@
 
 - `fit_watch`: tells that a `fit` left the grids
 - `learned_ranges`: ranges that are trained
-- `training`: trains a model as its file will compute
-- `step_functions`: the next `fit` reuses the trace
+- `training`: trains a model as its file will compute; the next `fit` reuses the trace
 
 Design
 
@@ -19,7 +18,7 @@ up as a side effect of the backward pass was the alternative; JAX has none. On J
 through the state of `fit`. `ScopedFunction` compiles the train and test functions; a function that was traced inside
 fewer scopes than now is traced again, so that pruning, which began alone, does not use its former step. Scales at the
 start and zero points are variables, too, so on TensorFlow a trace serves the next callback with the same options on the
-same model (`step_functions`): it takes over the variables that the trace contains, and a former callback that is still
+same model (`StepFunctions`): it takes over the variables that the trace contains, and a former callback that is still
 in use gets others. `operations/quantization_callback.py` and `quantization_training` are the doors. Backups
 (`core/training/backup_sync.py`) and the hook that runs after all other callbacks (`core/training/last_callback.py`)
 serve both callbacks.
