@@ -73,7 +73,7 @@ def test_positions_that_fall_are_refused():
     kernels = [model.layers[0].kernel, model.layers[-1].kernel]
     runs = SuffixRuns(model, batches_of(inputs), kernels, 1e9)
     runs.advance(runs.position(kernels[1]))
-    with pytest.raises(ValueError, match="Positions rise. Received: 0 after 4"):
+    with pytest.raises(ValueError, match="measured in graph order. Received: position 0 after 4"):
         runs.advance(runs.position(kernels[0]))
 
 

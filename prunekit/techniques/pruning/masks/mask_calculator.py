@@ -2,7 +2,8 @@
 
 prunekit's own patterns need no trace of their own. Small weights are processed by NumPy, which starts an operation in a
 microsecond; large weights by single operations of the backend around one compiled selection for all shapes. Whatever
-else runs (patterns of users, all of JAX in training) is compiled once per shape.
+else runs (patterns of users, all of JAX in training) is compiled once per shape. All three ways stay, because without
+single operations a `Pruner` of MobileNetV2 takes 3 to 8 times as long to begin, and a mask update 1.4 to 1.6 times.
 """
 
 import functools
