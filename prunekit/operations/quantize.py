@@ -32,7 +32,7 @@ from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import FORMER, Options, QuantizationOptions
 from prunekit.techniques.quantize.placement.text_inputs import reads_texts, text_readers
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
-from prunekit.techniques.quantize.quantized_model import QuantizedModel
+from prunekit.techniques.quantize.quantization_state import QuantizationState
 from prunekit.techniques.quantize.training.fit_watch import remember, warn_after_fit
 
 
@@ -44,12 +44,12 @@ class QuantizationResult(QuantizationReport):
         state: Placement and grids.
     """
 
-    state: ClassVar[QuantizedModel]
+    state: ClassVar[QuantizationState]
     _samples: ClassVar[Any]
     _known: ClassVar[KnownOutputs]
     _digest: ClassVar[str | None]
 
-    def __init__(self, state: QuantizedModel, samples: Any, known: KnownOutputs):
+    def __init__(self, state: QuantizationState, samples: Any, known: KnownOutputs):
         super().__init__(**vars(state.report))
         # The simulation computes the known outputs as long as no bias and no statistic changes, either.
         digest = None if known.simulation is None else weights_digest(state.model)
@@ -150,7 +150,7 @@ def _check_texts(model: Any) -> None:
     )
 
 
-def _integer_io(given: Sequence[str] | str, state: QuantizedModel, is_litert: bool) -> tuple[str, ...]:
+def _integer_io(given: Sequence[str] | str, state: QuantizationState, is_litert: bool) -> tuple[str, ...]:
     listed = (given,) if isinstance(given, str) else given
     kinds = tuple(listed) if isinstance(listed, Sequence) else None
     if kinds is None or not all(one in INTEGER_IO for one in kinds):

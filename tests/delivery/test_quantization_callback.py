@@ -7,7 +7,7 @@ from backends import BACKEND, tensorflow_only
 from quantized_training import KERNELS, LOSS, X, Y, fit, is_on_a_grid_of, kernels, network, quantizing
 
 import prunekit as pk
-from prunekit.techniques.quantize.quantized_model import unique_weights
+from prunekit.techniques.quantize.quantization_state import unique_weights
 
 pytestmark = pytest.mark.every_backend
 

@@ -13,7 +13,7 @@ from keras import ops
 from quantized_training import LOSS, data, network
 
 import prunekit as pk
-from prunekit.techniques.quantize.quantized_model import unique_weights
+from prunekit.techniques.quantize.quantization_state import unique_weights
 
 pytestmark = pytest.mark.every_backend
 X, Y = data()

@@ -14,7 +14,7 @@ from prunekit.delivery.integers.integer_comparison import TensorDifference, file
 from prunekit.delivery.litert.litert import input_specs
 from prunekit.delivery.litert.litert_graph import LiteRTGraph
 from prunekit.delivery.litert.tensor_probe import opened
-from prunekit.techniques.quantize.quantized_model import QuantizedModel
+from prunekit.techniques.quantize.quantization_state import QuantizationState
 
 
 def run(made, model, inputs) -> tuple[Any, list[np.ndarray]]:
@@ -45,7 +45,7 @@ def differences(made, placement, formats, grids, sample) -> list[TensorDifferenc
     """
     model = placement.graphs.main.model
     # Weights that lie on no grid yet are rounded on grids of their values.
-    quantized = QuantizedModel(model, placement, formats, grids, weights={}, report=None)
+    quantized = QuantizationState(model, placement, formats, grids, weights={}, report=None)
     with tempfile.TemporaryDirectory() as folder:
         found = tensor_differences(made, written(made, folder), quantized, input_specs(model, sample), sample)
     assert len(found) == len(made.roundings)

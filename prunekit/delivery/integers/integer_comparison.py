@@ -17,8 +17,8 @@ from prunekit.delivery.integers.integer_file import FileRounding, IntegerFile
 from prunekit.delivery.litert import tensor_probe
 from prunekit.delivery.litert.isolated_run import run_script
 from prunekit.delivery.litert.litert import InputSpec
-from prunekit.techniques.quantize.placement.units import Range
-from prunekit.techniques.quantize.quantized_model import QuantizedModel
+from prunekit.techniques.quantize.placement.units import SharedGrid
+from prunekit.techniques.quantize.quantization_state import QuantizationState
 from prunekit.techniques.quantize.rounding.calibration import GridRounding
 from prunekit.techniques.quantize.rounding.simulation import simulating
 
@@ -46,7 +46,7 @@ class TensorDifference:
 
 
 def tensor_differences(
-    made: IntegerFile, path: Path, quantized: QuantizedModel, specs: Sequence[InputSpec], sample: Any
+    made: IntegerFile, path: Path, quantized: QuantizationState, specs: Sequence[InputSpec], sample: Any
 ) -> list[TensorDifference]:
     """Returns the difference of every rounded tensor.
 
@@ -102,12 +102,12 @@ def _tensors(made: IntegerFile, path: Path, specs: Sequence[InputSpec], sample: 
 class _Following(GridRounding):
     """Rounds as the simulation, and then continues with what the file computed."""
 
-    def __init__(self, quantized: QuantizedModel, codes: Sequence[tuple[FileRounding, np.ndarray | None]]):
+    def __init__(self, quantized: QuantizationState, codes: Sequence[tuple[FileRounding, np.ndarray | None]]):
         super().__init__(quantized.formats, quantized.ranges, quantized.weights)
         self._codes = codes
         self.differences: list[TensorDifference] = []
 
-    def tensor(self, value: Any, place: Range) -> Any:
+    def tensor(self, value: Any, place: SharedGrid) -> Any:
         """See `Rounding`."""
         result = super().tensor(value, place)
         if len(self.differences) == len(self._codes):

@@ -16,7 +16,7 @@ from prunekit.delivery.integers.integer_units import SCOPE
 from prunekit.delivery.litert.litert import InputSpec, trace_and_convert
 from prunekit.techniques.quantize.grids.grids import Grid, IntegerFormat
 from prunekit.techniques.quantize.placement.placement import Placement
-from prunekit.techniques.quantize.placement.units import Range, Unit
+from prunekit.techniques.quantize.placement.units import SharedGrid, Unit
 from prunekit.techniques.quantize.rounding.calibration import Formats, grid_at
 from prunekit.techniques.quantize.rounding.rounding import NoRounding
 from prunekit.techniques.quantize.rounding.simulation import simulating
@@ -24,7 +24,7 @@ from prunekit.techniques.quantize.rounding.simulation import simulating
 
 def integer_file(
     placement: Placement,
-    grids: Mapping[Range, Grid],
+    grids: Mapping[SharedGrid, Grid],
     formats: Formats,
     *,
     structure: Any,
@@ -82,7 +82,7 @@ class _Marking(NoRounding):
         units: The units, each in the scope of its place in this list.
     """
 
-    def __init__(self, grids: Mapping[Range, Grid], formats: Formats):
+    def __init__(self, grids: Mapping[SharedGrid, Grid], formats: Formats):
         self._grids, self._formats = grids, formats
         self._traced: Any = None
         self._number = 0
@@ -99,11 +99,11 @@ class _Marking(NoRounding):
             self.units.append(unit)
         return tf.name_scope(SCOPE.format(self.units.index(unit)))
 
-    def tensor(self, value: Any, place: Range) -> Any:
+    def tensor(self, value: Any, place: SharedGrid) -> Any:
         """Writes an operation behind one that computes with integers."""
         return self._marked(value, place, "rounding")
 
-    def argument(self, value: Any, place: Range) -> Any:
+    def argument(self, value: Any, place: SharedGrid) -> Any:
         """Writes an operation before one that reads integers."""
         return self._marked(value, place, READING)
 
@@ -120,7 +120,7 @@ class _Marking(NoRounding):
             return None
         return tf.matmul(inputs, tf.cast(operation.cell.kernel[:, : operation.cell.units], inputs.dtype))
 
-    def _marked(self, value: Any, place: Range, kind: str) -> Any:
+    def _marked(self, value: Any, place: SharedGrid, kind: str) -> Any:
         import tensorflow as tf
 
         if self._formats.activations is None:

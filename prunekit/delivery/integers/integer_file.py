@@ -44,7 +44,7 @@ from prunekit.delivery.litert.litert_reshapes import fix_shapes, merge_reshapes,
 from prunekit.techniques.quantize.grids.grids import FEW_BITS, Granularity, Grid, IntegerFormat
 from prunekit.techniques.quantize.grids.ranges import narrowest_grid
 from prunekit.techniques.quantize.placement.rules import fixed_grid
-from prunekit.techniques.quantize.placement.units import Range, Unit
+from prunekit.techniques.quantize.placement.units import SharedGrid, Unit
 
 # Operations that read no values of a tensor.
 _LENGTHS = ("SHAPE", "RANK")
@@ -99,7 +99,7 @@ def with_integers(  # noqa: PLR0913
     activations: IntegerFormat,
     computed_by: Mapping[str, str],
     integer_io: Sequence[str] = (),
-    cells: Mapping[Range, Grid] | None = None,
+    cells: Mapping[SharedGrid, Grid] | None = None,
 ) -> IntegerFile:
     """Returns a file that computes with integers.
 
@@ -181,7 +181,7 @@ class _Rewriter:
         units: FileUnits,
         weights: Sequence[IntegerFormat],
         kernels: Kernels,
-        cells: Mapping[Range, Grid],
+        cells: Mapping[SharedGrid, Grid],
     ):
         self._graph, self._marks, self._units, self._cells = graph, marks, units, cells
         self._weights, self._kernels = weights, kernels

@@ -28,7 +28,7 @@ from prunekit.delivery.litert.xnnpack import read_verdict
 from prunekit.delivery.reports.formatting import names
 from prunekit.techniques.quantize.grids.grids import IntegerFormat
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES
-from prunekit.techniques.quantize.quantized_model import QuantizedModel
+from prunekit.techniques.quantize.quantization_state import QuantizationState
 
 # Examples that a file is compared on, and those of them that a sparsely encoded file computes one by one.
 EXAMPLES, _SINGLE = 64, 4
@@ -64,7 +64,7 @@ class KnownOutputs:
 
 
 def export_integers(  # noqa: PLR0913
-    found: QuantizedModel,
+    found: QuantizationState,
     samples: Any,
     target: Path,
     known: KnownOutputs,
@@ -108,7 +108,7 @@ class _Export:
         scratch: Removes temporary files.
     """
 
-    def __init__(self, found: QuantizedModel, samples: Any, labels: Any, scratch: contextlib.ExitStack):
+    def __init__(self, found: QuantizationState, samples: Any, labels: Any, scratch: contextlib.ExitStack):
         if keras.backend.backend() != "tensorflow":
             raise IntegerExportError(
                 "LiteRT files are made with Keras's TensorFlow backend. Received: the backend "
@@ -312,7 +312,7 @@ def _check(
         )
 
 
-def _unexpected(made: IntegerFile, found: QuantizedModel) -> list[str]:
+def _unexpected(made: IntegerFile, found: QuantizationState) -> list[str]:
     """Returns a note on what computes in floating point in a file and not by the report of the quantization.
 
     Raises:

@@ -23,7 +23,7 @@ from prunekit.delivery.reports.formatting import names
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.grids.grids import Grid
 from prunekit.techniques.quantize.placement.placement import LayerOpener
-from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
+from prunekit.techniques.quantize.quantization_state import QuantizationState, unique_weights
 from prunekit.techniques.shrink.channels.optimizer_state import class_notes
 from prunekit.techniques.shrink.graph.graph_builder import build
 from prunekit.techniques.shrink.graph.layer_copies import Variables
@@ -57,7 +57,7 @@ _LISTED = 8
 
 
 def export_keras_integers(
-    found: QuantizedModel, samples: Any, target: Path, float_outputs: list[np.ndarray] | None
+    found: QuantizationState, samples: Any, target: Path, float_outputs: list[np.ndarray] | None
 ) -> IntegerExport:
     """Writes a Keras file with int8 and int4 layers, which compute in floating point; returns how it compares.
 
@@ -119,7 +119,7 @@ class _IntegerCopy:
     opened: tuple[str, ...]
 
 
-def _integer_copy(found: QuantizedModel) -> _IntegerCopy:
+def _integer_copy(found: QuantizationState) -> _IntegerCopy:
     model = found.model
     adapted = [layer.name for layer in model._flatten_layers() if getattr(layer, "lora_enabled", False)]
     if adapted:
@@ -201,7 +201,7 @@ class _Opener:
         opened: Names of the layers that were opened, as a set in order.
     """
 
-    def __init__(self, found: QuantizedModel):
+    def __init__(self, found: QuantizationState):
         self._grids, self._open = found.weights, LayerOpener({})
         self.opened: dict[str, None] = {}
         self.is_needed = any(self._holds_integers(layer) for layer in found.model._flatten_layers(include_self=False))
@@ -279,7 +279,7 @@ class _GivenCodes(keras.quantizers.Quantizer):
         return codes, (1.0 / grid.scale.astype("float64")).astype("float32")
 
 
-def _skipped(found: QuantizedModel, done: set[int]) -> tuple[str, ...]:
+def _skipped(found: QuantizationState, done: set[int]) -> tuple[str, ...]:
     """Returns the weights on grids that are no integers in the file, as "NAME: reason".
 
     Args:
@@ -291,7 +291,7 @@ def _skipped(found: QuantizedModel, done: set[int]) -> tuple[str, ...]:
     return tuple(f"{one.name}: {_reason(layers[id(one.variable)], found.weights[id(one.variable)])}" for one in left)
 
 
-def _copies(found: QuantizedModel, done: set[int], stored: set[str]) -> tuple[str, ...]:
+def _copies(found: QuantizationState, done: set[int], stored: set[str]) -> tuple[str, ...]:
     """Returns the layers that hold a weight of another layer, which alone is integers in the file, as "NAME: reason".
 
     Args:
@@ -322,7 +322,7 @@ def _reason(layer: Any, grid: Grid) -> str:
     return "it is inside of a layer that does not compute or save it in int8"
 
 
-def _no_integers(found: QuantizedModel, done: set[int]) -> IntegerExportError:
+def _no_integers(found: QuantizationState, done: set[int]) -> IntegerExportError:
     left = names([one.replace(": ", " (", 1) + ")" for one in _skipped(found, done)], _LISTED)
     kinds = ", ".join(kind.__name__ for kind in _INT8)
     return IntegerExportError(
@@ -344,7 +344,7 @@ def _check(same: Comparison, model: Any) -> None:
         )
 
 
-def _float_bytes(found: QuantizedModel, target: Path, size: int) -> int:
+def _float_bytes(found: QuantizationState, target: Path, size: int) -> int:
     """Returns the size of the float32 file; writes it only where the int8 file may have grown."""
     weights = found.report.bytes[0]
     if size < weights:
@@ -355,7 +355,7 @@ def _float_bytes(found: QuantizedModel, target: Path, size: int) -> int:
     return weights
 
 
-def _notes(found: QuantizedModel, copy: _IntegerCopy, size: int, float_bytes: int) -> tuple[str, ...]:
+def _notes(found: QuantizationState, copy: _IntegerCopy, size: int, float_bytes: int) -> tuple[str, ...]:
     notes = class_notes(found.model, copy.model)
     few = sorted({one.bits for one in found.report.weights if one.bits < 8 and one.group_size is None})
     if found.formats.activations is not None:

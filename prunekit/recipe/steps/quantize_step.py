@@ -30,7 +30,7 @@ from prunekit.techniques.quantize.bits.bit_search import budget_problem
 from prunekit.techniques.quantize.options import QuantizationOptions, TrainingOptions
 from prunekit.techniques.quantize.preparation import Preparation, few_bits_notes
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization
-from prunekit.techniques.quantize.quantized_model import QuantizedModel
+from prunekit.techniques.quantize.quantization_state import QuantizationState
 
 # Options besides those of training.
 _TRAINING_OPTIONS = tuple(TrainingOptions.__annotations__)
@@ -183,7 +183,7 @@ def _loss_of_metric(workspace: Workspace) -> Callable[[Any], float]:
 
 def _after_training(
     options: QuantizationOptions, workspace: Workspace, data: Any, progress: LayerProgress, memory: float
-) -> QuantizedModel:
+) -> QuantizationState:
     with workspace.run.replicas.scope(), workspace.noting():
         # The metrics of the model on integers are measured on the test data.
         baseline = Baseline(workspace.model, data, with_metrics=False)
@@ -192,7 +192,7 @@ def _after_training(
 
 def _in_training(
     settings: Any, options: QuantizationOptions, workspace: Workspace, data: Any
-) -> tuple[QuantizedModel, dict[str, list[float]]]:
+) -> tuple[QuantizationState, dict[str, list[float]]]:
     begin = settings.begin_epoch * (workspace.run.steps_per_epoch or 0)
     given = {name: getattr(options, name) for name in _TRAINING_OPTIONS}
     callback = QuantizationCallback(data, begin_step=begin, **given)

@@ -8,7 +8,7 @@
 - `targeting`: the weights and layers that patterns select
 - `report_pictures`: pictures of a report, by reference
 - `quantization_report`: bits, ranges, what stays in floating point
-- `quantized_model`: a model on its grids
+- `quantization_state`: a model on its grids
 - `preparation`: model, placement and arithmetic of a quantization
 - `after_training`: ranges, rescaling and rounding of a trained model
 - `bits`: bits for each weight

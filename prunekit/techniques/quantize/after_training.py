@@ -27,7 +27,7 @@ from prunekit.techniques.quantize.options import QuantizationOptions, rule_name
 from prunekit.techniques.quantize.placement.spans import joined
 from prunekit.techniques.quantize.preparation import Preparation, RoundedWeights, migrated, selected_and_placed
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization, granularity_words, in_floating_point
-from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
+from prunekit.techniques.quantize.quantization_state import QuantizationState, unique_weights
 from prunekit.techniques.quantize.rescaling.activation_scaling import activation_scaled
 from prunekit.techniques.quantize.rescaling.channel_scaling import ChannelScaling, output_kernel
 from prunekit.techniques.quantize.rescaling.equalization import equalized
@@ -41,7 +41,7 @@ def quantize_model(
     data: Any = None,
     progress: Progress | None = None,
     memory: float = MEMORY,
-) -> QuantizedModel:
+) -> QuantizationState:
     """Puts the weights of a model on grids, in place, and chooses the grids of its tensors.
 
     Zeros stay zero. An interruption or an error leaves the model as it was.
@@ -108,7 +108,7 @@ class _Quantization(Preparation):
         self._notes: list[str] = []
         self._method, self._corrects_biases = options.with_data(data)
 
-    def run(self) -> QuantizedModel:
+    def run(self) -> QuantizationState:
         """Quantizes the model."""
         if self._stand_in is None:
             self.check_scale()

@@ -23,9 +23,9 @@ from prunekit.techniques.quantize.placement.placement import Placement, place
 from prunekit.techniques.quantize.placement.spans import Spans
 from prunekit.techniques.quantize.placement.stored_bytes import stored_weight
 from prunekit.techniques.quantize.placement.text_inputs import text_notes
-from prunekit.techniques.quantize.placement.units import Range, RoundedWeight
+from prunekit.techniques.quantize.placement.units import RoundedWeight, SharedGrid
 from prunekit.techniques.quantize.quantization_report import report_of, weight_row
-from prunekit.techniques.quantize.quantized_model import QuantizedModel, unique_weights
+from prunekit.techniques.quantize.quantization_state import QuantizationState, unique_weights
 from prunekit.techniques.quantize.rescaling.gamma_migration import Migration, migrations
 from prunekit.techniques.quantize.rounding.calibration import Formats, calibrated
 from prunekit.techniques.quantize.rounding.simulation import check_own_calls
@@ -214,7 +214,7 @@ class Preparation:
         for inputs, _ in batches_of(self._data) if self._data is not None else ():
             yield inputs
 
-    def calibrated_ranges(self) -> dict[Range, Grid]:
+    def calibrated_ranges(self) -> dict[SharedGrid, Grid]:
         """Returns the grid of each range, on the calibration data; {} where tensors stay in floating point."""
         form = self.options.activation_format
         if form is None:
@@ -258,8 +258,8 @@ class Preparation:
         return found
 
     def result(
-        self, rounded: RoundedWeights, ranges: dict[Range, Grid], method: str, notes: tuple[str, ...]
-    ) -> QuantizedModel:
+        self, rounded: RoundedWeights, ranges: dict[SharedGrid, Grid], method: str, notes: tuple[str, ...]
+    ) -> QuantizationState:
         """Returns the quantized model, once its weights have their rounded values.
 
         Args:
@@ -286,7 +286,7 @@ class Preparation:
         )
         report = report_of(self.placement, self.formats, ranges, rows, self.selection.skipped, method, notes)
         whole = self.options.misfits == "error" or self.options.full_integer
-        return QuantizedModel(
+        return QuantizationState(
             self.model,
             self.placement,
             self.formats,

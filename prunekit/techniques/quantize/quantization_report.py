@@ -16,7 +16,7 @@ from prunekit.anatomy.records.sections import Column, Section
 from prunekit.techniques.quantize.grids.grids import Granularity, Grid
 from prunekit.techniques.quantize.placement.placement import Placement
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES, StoredWeight, zero_point_bytes
-from prunekit.techniques.quantize.placement.units import Range, RoundedWeight
+from prunekit.techniques.quantize.placement.units import RoundedWeight, SharedGrid
 from prunekit.techniques.quantize.report_pictures import errors_picture, ranges_picture
 from prunekit.techniques.quantize.rounding.calibration import Formats, grid_at
 
@@ -217,7 +217,7 @@ def in_floating_point(layers: Sequence[Skipped], weights: Sequence[Skipped]) -> 
 def report_of(
     placement: Placement,
     formats: Formats,
-    ranges: Mapping[Range, Grid],
+    ranges: Mapping[SharedGrid, Grid],
     weights: Sequence[QuantizedWeight],
     skipped: Sequence[Skipped],
     method: str,
@@ -287,7 +287,7 @@ def _listed(axes: Sequence[int]) -> str:
     return f"axis {axes[0]}" if len(axes) == 1 else f"axes {', '.join(map(str, axes))}"
 
 
-def _range(place: Range, grid: Grid) -> TensorRange:
+def _range(place: SharedGrid, grid: Grid) -> TensorRange:
     scale, zero = float(grid.scale), int(grid.zero_point)
     low, high = (scale * (code - zero) for code in (grid.format.lowest, grid.format.highest))
     chosen = "data" if place.signed is None else "kernel"

@@ -9,7 +9,7 @@ from rounded_models import METHODS, arrays_of, assert_bit_identical, correlated,
 
 from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.quantized_model import unique_weights
+from prunekit.techniques.quantize.quantization_state import unique_weights
 
 pytestmark = pytest.mark.every_backend
 

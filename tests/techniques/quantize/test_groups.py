@@ -13,7 +13,7 @@ from prunekit.core.statistics.layer_products import product_of
 from prunekit.techniques.quantize.after_training import planned_quantization
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement.placement import place
-from prunekit.techniques.quantize.quantized_model import unique_weights
+from prunekit.techniques.quantize.quantization_state import unique_weights
 from prunekit.techniques.quantize.rescaling import activation_scaling
 from prunekit.techniques.quantize.rescaling.awq import Reading
 

@@ -7,13 +7,13 @@ from backends import update
 from keras import ops
 
 from prunekit.techniques.quantize.grids.grids import PER_TENSOR, Granularity, Grid, IntegerFormat
-from prunekit.techniques.quantize.placement.units import Range, RoundedWeight
+from prunekit.techniques.quantize.placement.units import RoundedWeight, SharedGrid
 from prunekit.techniques.quantize.rounding.calibration import Formats
 from prunekit.techniques.quantize.training.learned_ranges import LearnedRanges
 
 pytestmark = pytest.mark.every_backend
 INT4, UINT8 = IntegerFormat(4), IntegerFormat(8, symmetric=False)
-RANGE = Range("tensor")
+RANGE = SharedGrid("tensor")
 # Where gradients are asked for without a training step.
 GRADIENTS = pytest.mark.skipif(keras.backend.backend() == "jax", reason="`update` is written with tapes")
 
@@ -157,7 +157,7 @@ def test_zeros_stay_exactly_zero_on_every_grid(change):
 
 
 def test_ranges_that_a_kernel_prescribes_are_not_trained():
-    prescribed = Range("softmax", signed=False)
+    prescribed = SharedGrid("softmax", signed=False)
     found = learned(ranges={prescribed: tensor_grid(1 / 256, -128), RANGE: tensor_grid()})
     assert [tuple(one.shape) for one in found.variables] == [(1,)]
     value = ops.convert_to_tensor(np.array([0.1, 0.5], "float32"))

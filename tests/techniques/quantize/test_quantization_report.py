@@ -14,7 +14,7 @@ from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement.placement import place
 from prunekit.techniques.quantize.preparation import few_bits_notes
-from prunekit.techniques.quantize.quantized_model import unique_weights
+from prunekit.techniques.quantize.quantization_state import unique_weights
 
 # Names and NumPy: two of the tests stand for all on other backends in the short suite.
 pytestmark = pytest.mark.every_backend(cases=0)

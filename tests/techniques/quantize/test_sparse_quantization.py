@@ -10,7 +10,7 @@ from prunekit.operations.prune import prune
 from prunekit.sparsity.selection import pruned_count
 from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.quantized_model import unique_weights
+from prunekit.techniques.quantize.quantization_state import unique_weights
 
 pytestmark = pytest.mark.every_backend
 FLOAT = dict(activation_bits="float")

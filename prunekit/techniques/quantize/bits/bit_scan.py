@@ -29,7 +29,7 @@ from prunekit.techniques.quantize.placement.stored_bytes import (
     zero_point_bytes,
 )
 from prunekit.techniques.quantize.preparation import Preparation
-from prunekit.techniques.quantize.quantized_model import unique_weights
+from prunekit.techniques.quantize.quantization_state import unique_weights
 from prunekit.techniques.quantize.rounding.weight_rounding import grid_of_weight
 from prunekit.techniques.quantize.targeting import Selection
 

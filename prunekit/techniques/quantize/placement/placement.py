@@ -20,7 +20,7 @@ from prunekit.anatomy.records.reports import Skipped
 from prunekit.techniques.quantize.placement.form_operations import NoIntegerForm
 from prunekit.techniques.quantize.placement.integer_forms import MASKED, integer_form
 from prunekit.techniques.quantize.placement.rules import rule_of, without_16_bits
-from prunekit.techniques.quantize.placement.units import DisplayNames, Range, RoundedWeight, Unit, units_of
+from prunekit.techniques.quantize.placement.units import DisplayNames, RoundedWeight, SharedGrid, Unit, units_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +39,9 @@ class Placement:
 
     graphs: ReadGraphs
     units: dict[int, list[Unit]]
-    written: dict[int, Range]
-    read: dict[tuple[int, int], Range]
-    ranges: list[Range]
+    written: dict[int, SharedGrid]
+    read: dict[tuple[int, int], SharedGrid]
+    ranges: list[SharedGrid]
     skipped: list[Skipped]
     integer_tables: frozenset[int]
 
@@ -191,18 +191,18 @@ class _Placer:
         names = DisplayNames(graphs.names, {id(weight.variable): weight.name for weight in weights_in(model)})
         self._units = {id(graph): units_of(graph, self._calls_of, names, kept_float, group_size) for graph in every}
         self._graph_of = {id(graph): graph for graph in every}
-        self._ranges: list[Range] = []
+        self._ranges: list[SharedGrid] = []
         # id of an operation that is repeated step after step -> the range of all its results.
-        self._repeated, self._of_steps = repeated, dict[int, Range]()
+        self._repeated, self._of_steps = repeated, dict[int, SharedGrid]()
         # id of a tensor that is on a grid -> its range.
-        self._on: dict[int, Range] = {}
+        self._on: dict[int, SharedGrid] = {}
         # id of a tensor in floating point -> the range on whose grid kernels read it.
-        self._float: dict[int, Range] = {}
-        self._read: dict[tuple[int, int], Range] = {}
+        self._float: dict[int, SharedGrid] = {}
+        self._read: dict[tuple[int, int], SharedGrid] = {}
         self._walked: set[int] = set()
         # Inputs of the model, and of models that are called several times.
         self._inputs: list[Any] = []
-        self._written: dict[int, Range] = {}
+        self._written: dict[int, SharedGrid] = {}
         self._left: list[tuple[Unit, Skipped]] = []
 
     def placed(self) -> Placement:
@@ -248,9 +248,9 @@ class _Placer:
         places = self._read_on(unit.outputs[0])
         return len(set(map(id, places))) == 1 and places[0] is not None
 
-    def _read_on(self, tensor: Any) -> list[Range | None]:
+    def _read_on(self, tensor: Any) -> list[SharedGrid | None]:
         """Returns the range on which each reader rounds a tensor in floating point; None for one that does not."""
-        found: list[Range | None] = []
+        found: list[SharedGrid | None] = []
         for key, units in self._units.items():
             graph = self._graph_of[key]
             if graph.is_output(tensor):
@@ -277,11 +277,11 @@ class _Placer:
                 for key in [key for key, shared in self._read.items() if shared is place]:
                     del self._read[key]
 
-    def _new(self, name: str, signed: bool | None = None) -> Range:
-        self._ranges.append(Range(name, signed))
+    def _new(self, name: str, signed: bool | None = None) -> SharedGrid:
+        self._ranges.append(SharedGrid(name, signed))
         return self._ranges[-1]
 
-    def _range_of(self, unit: Unit, signed: bool | None) -> Range:
+    def _range_of(self, unit: Unit, signed: bool | None) -> SharedGrid:
         """Returns a range for the result of a unit; one for all steps of an operation that is repeated."""
         key = id(unit.first.operation)
         if key not in self._repeated:
@@ -290,17 +290,17 @@ class _Placer:
             self._of_steps[key] = self._new(unit.name, signed)
         return self._of_steps[key]
 
-    def _put(self, tensor: Any, shared: Range) -> None:
+    def _put(self, tensor: Any, shared: SharedGrid) -> None:
         """Says that a tensor is on the grid of a range."""
         self._on[id(tensor)] = shared
         shared.tensors.append(tensor)
 
-    def _write(self, tensor: Any, shared: Range) -> None:
+    def _write(self, tensor: Any, shared: SharedGrid) -> None:
         """Says that a tensor is rounded when it is computed."""
         self._put(tensor, shared)
         self._written[id(tensor)] = shared
 
-    def _reads(self, unit: Unit, tensor: Any) -> Range:
+    def _reads(self, unit: Unit, tensor: Any) -> SharedGrid:
         """Returns the range on whose grid a unit reads a tensor; rounds one in floating point for it."""
         if id(tensor) in self._on:
             return self._on[id(tensor)]
@@ -346,12 +346,12 @@ class _Placer:
             else:
                 self._write(tensor, target)
 
-    def _join(self, one: Range, other: Range) -> Range:
+    def _join(self, one: SharedGrid, other: SharedGrid) -> SharedGrid:
         """Makes two ranges one, in the place of the first of them, and returns it."""
         first, last = sorted((one, other), key=self._ranges.index)
         self._ranges.remove(last)
         first.tensors += last.tensors
-        places: tuple[dict[Any, Range], ...] = (self._on, self._float, self._written, self._read, self._of_steps)
+        places: tuple[dict[Any, SharedGrid], ...] = (self._on, self._float, self._written, self._read, self._of_steps)
         for place in places:
             place |= {key: first for key, value in place.items() if value is last}
         return first

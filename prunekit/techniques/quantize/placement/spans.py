@@ -11,7 +11,7 @@ import numpy as np
 
 from prunekit.techniques.quantize.grids.grids import Grid
 from prunekit.techniques.quantize.placement.placement import Placement
-from prunekit.techniques.quantize.placement.units import Range, Unit
+from prunekit.techniques.quantize.placement.units import SharedGrid, Unit
 
 # Fewer steps between the extremes of a tensor are 3 bits. Inputs of larger values are hardly meant.
 _STEPS, _HUGE = 8, 1e6
@@ -53,10 +53,10 @@ class Spans:
     """
 
     placement: Placement
-    sources: dict[tuple[Range, str], Span] = field(default_factory=dict)
+    sources: dict[tuple[SharedGrid, str], Span] = field(default_factory=dict)
     channels: dict[int, Span] = field(default_factory=dict)
 
-    def add_source(self, place: Range, name: str, low: Any, high: Any) -> None:
+    def add_source(self, place: SharedGrid, name: str, low: Any, high: Any) -> None:
         """Counts the extremes of a tensor of one batch."""
         self.sources.setdefault((place, name), Span()).add(float(low), float(high))
 
@@ -77,7 +77,7 @@ class Spans:
             )
         return found
 
-    def notes(self, grids: Mapping[Range, Grid]) -> list[str]:
+    def notes(self, grids: Mapping[SharedGrid, Grid]) -> list[str]:
         """Returns notes on tensors inside the model of one value, and on those that span few steps of a shared grid."""
         shared = dict(self._shared(grids))
         alike = [
@@ -95,8 +95,8 @@ class Spans:
         entered = {id(self.placement.written.get(id(one))) for one in keras.tree.flatten(self._graph.inputs)}
         return {name: (one, id(place) in entered and name == place.name) for (place, name), one in self.sources.items()}
 
-    def _shared(self, grids: Mapping[Range, Grid]) -> Iterator[tuple[Range, str]]:
-        by_range: dict[Range, list[tuple[str, Span]]] = {}
+    def _shared(self, grids: Mapping[SharedGrid, Grid]) -> Iterator[tuple[SharedGrid, str]]:
+        by_range: dict[SharedGrid, list[tuple[str, Span]]] = {}
         for (place, name), span in self.sources.items():
             by_range.setdefault(place, []).append((name, span))
         joints = {id(place): unit.name for unit, place, _ in joined(self.placement)}
@@ -108,7 +108,7 @@ class Spans:
                     _few_steps(narrow, grids[place], f"that they share at {joints[id(place)]!r}", joints[id(place)]),
                 )
 
-    def _summed(self, grids: Mapping[Range, Grid]) -> Iterator[str]:
+    def _summed(self, grids: Mapping[SharedGrid, Grid]) -> Iterator[str]:
         on = places_of(self.placement)
         for units in self.placement.units.values():
             for unit in units:
@@ -121,7 +121,7 @@ class Spans:
                 if narrow:
                     yield _few_steps(narrow, grids[target], f"of their sum {unit.name!r}", unit.name)
 
-    def _outputs(self, grids: Mapping[Range, Grid], told: Collection[Range]) -> Iterator[str]:
+    def _outputs(self, grids: Mapping[SharedGrid, Grid], told: Collection[SharedGrid]) -> Iterator[str]:
         on, symbols = places_of(self.placement), keras.tree.flatten(self._graph.outputs)
         for index, span in self.channels.items():
             place = on.get(id(symbols[index]))
@@ -132,7 +132,7 @@ class Spans:
             if narrow:
                 yield _few_steps(narrow, grids[place], f"of the output {place.name!r}", place.name)
 
-    def _of(self, place: Range) -> Span:
+    def _of(self, place: SharedGrid) -> Span:
         found = Span()
         for (other, _), span in self.sources.items():
             if other is place:
@@ -144,7 +144,7 @@ class Spans:
         return self.placement.graphs.main
 
 
-def joined(placement: Placement) -> Iterator[tuple[Unit, Range, list[str]]]:
+def joined(placement: Placement) -> Iterator[tuple[Unit, SharedGrid, list[str]]]:
     """Yields operations whose inputs share a grid: the unit, the range, and the names of what computes the inputs."""
     names = {id(one): str(getattr(one, "name", "input")) for one in keras.tree.flatten(placement.graphs.main.inputs)}
     on = places_of(placement)
@@ -161,7 +161,7 @@ def joined(placement: Placement) -> Iterator[tuple[Unit, Range, list[str]]]:
                 yield unit, place, given
 
 
-def places_of(placement: Placement) -> dict[int, Range]:
+def places_of(placement: Placement) -> dict[int, SharedGrid]:
     """Returns {id of a tensor: the range on whose grid it is}."""
     return {id(tensor): place for place in placement.ranges for tensor in place.tensors}
 

@@ -38,7 +38,7 @@ _MASKED = (keras.layers.GlobalAveragePooling1D, keras.layers.Softmax)
 
 
 @dataclass(eq=False)
-class Range:
+class SharedGrid:
     """Tensors that are rounded on one grid.
 
     Attributes:
@@ -56,7 +56,7 @@ class Range:
     is_cell: bool = False
 
     def codes(self, form: IntegerFormat) -> IntegerFormat:
-        """Returns the codes of this range, where those of tensors between layers are `form`."""
+        """Returns the codes of this grid, where those of tensors between layers are `form`."""
         return IntegerFormat(16) if self.is_cell else form
 
 
@@ -96,9 +96,9 @@ class Unit:
     rule: Rule
     is_linear: bool = False
     weights: tuple[RoundedWeight, ...] = ()
-    between: Range | None = None
-    before_activation: Range | None = None
-    cell: Range | None = None
+    between: SharedGrid | None = None
+    before_activation: SharedGrid | None = None
+    cell: SharedGrid | None = None
 
     @property
     def first(self) -> Call:
@@ -191,11 +191,11 @@ def units_of(
                 _unit_rule(call, rule),
                 is_linear_kind(call.operation) and rule.output != "float",
                 tuple(one for one in _weights_of(call, name, names, group_size) if id(one.variable) not in kept_float),
-                Range(f"{name} (inside)") if rule.output != "float" and _rounds_inside(call) else None,
-                Range(f"{name} (before its activation)")
+                SharedGrid(f"{name} (inside)") if rule.output != "float" and _rounds_inside(call) else None,
+                SharedGrid(f"{name} (before its activation)")
                 if rule.output != "float" and _rounds_before_activation(call)
                 else None,
-                Range(f"{name} (its cell state)", is_cell=True) if isinstance(call.operation, FusedLstm) else None,
+                SharedGrid(f"{name} (its cell state)", is_cell=True) if isinstance(call.operation, FusedLstm) else None,
             )
         )
     return units

@@ -30,7 +30,7 @@ from prunekit.techniques.quantize.grids.ranges import MinMax, RangeRule, Sample
 from prunekit.techniques.quantize.placement.placement import Placement
 from prunekit.techniques.quantize.placement.rules import fixed_grid
 from prunekit.techniques.quantize.placement.spans import Spans
-from prunekit.techniques.quantize.placement.units import Range, RoundedWeight, Unit
+from prunekit.techniques.quantize.placement.units import RoundedWeight, SharedGrid, Unit
 from prunekit.techniques.quantize.rounding.rounding import NoRounding
 from prunekit.techniques.quantize.rounding.simulation import simulating
 
@@ -73,7 +73,7 @@ def calibrated(  # noqa: PLR0913
     form: IntegerFormat,
     rule: RangeRule,
     spans: Spans | None = None,
-) -> dict[Range, Grid]:
+) -> dict[SharedGrid, Grid]:
     """Returns the grid of each range, chosen from what the model computes in floating point.
 
     Args:
@@ -90,7 +90,7 @@ def calibrated(  # noqa: PLR0913
     histograms = {place: Histogram() for place in placement.ranges if place.signed is None}
     spans = spans or Spans(placement)
     # Python values of the last trace; the traces of a model differ in the number of examples alone.
-    names: dict[Range, list[str]] = {}
+    names: dict[SharedGrid, list[str]] = {}
     run = ModelFunction(model, lambda inputs: _extracts(model, placement, list(histograms), inputs, names))
     for batch in itertools.chain.from_iterable(in_parts(model, [one], _AT_ONCE) for one in batches):
         found, channels = run(keras.tree.map_structure(ops.convert_to_tensor, batch))
@@ -126,7 +126,7 @@ def grid_of_cell(sample: Sample) -> Grid:
 
 
 def _extracts(
-    model: Any, placement: Placement, chosen: Sequence[Range], inputs: Any, names: dict[Range, list[str]]
+    model: Any, placement: Placement, chosen: Sequence[SharedGrid], inputs: Any, names: dict[SharedGrid, list[str]]
 ) -> tuple[list[list[tuple[Any, Any, Any, Any]]], dict[str, tuple[Any, Any]]]:
     """Returns what histograms read of the tensors of each range in inference, and the extremes of outputs' channels.
 
@@ -154,7 +154,7 @@ def _extracts(
     return [observed.extracts.get(place, []) for place in chosen], channels
 
 
-def _count(histogram: Histogram, extract: tuple[Any, Any, Any, Any], place: Range) -> None:
+def _count(histogram: Histogram, extract: tuple[Any, Any, Any, Any], place: SharedGrid) -> None:
     try:
         histogram.observe(*extract)
     except ValueError as error:
@@ -171,9 +171,9 @@ class _Observing(NoRounding):
     """
 
     def __init__(self) -> None:
-        self.extracts: dict[Range, list[tuple[Any, Any, Any, Any]]] = {}
+        self.extracts: dict[SharedGrid, list[tuple[Any, Any, Any, Any]]] = {}
         # Names of what computes these tensors.
-        self.names: dict[Range, list[str]] = {}
+        self.names: dict[SharedGrid, list[str]] = {}
         self._unit: Unit | None = None
         # id of a tensor on a prescribed grid, which others may read on another one -> (tensor, name).
         self._prescribed: dict[int, tuple[Any, str]] = {}
@@ -183,23 +183,23 @@ class _Observing(NoRounding):
         self._unit = unit
         return super().running(unit)
 
-    def tensor(self, value: Any, place: Range) -> Any:
+    def tensor(self, value: Any, place: SharedGrid) -> Any:
         """Keeps what is read of a tensor."""
         self._keep(value, place, place.name if self._unit is None else self._unit.name)
         return value
 
-    def argument(self, value: Any, place: Range) -> Any:
+    def argument(self, value: Any, place: SharedGrid) -> Any:
         """Keeps what is read of a tensor on another grid."""
         self._keep(value, place, self._prescribed.get(id(value), (value, place.name))[1])
         return value
 
-    def inside(self, value: Any, place: Range) -> Any:
+    def inside(self, value: Any, place: SharedGrid) -> Any:
         """Keeps what is read of a cell state."""
         if place.is_cell:
             self._keep(value, place, place.name)
         return value
 
-    def _keep(self, value: Any, place: Range, name: str) -> None:
+    def _keep(self, value: Any, place: SharedGrid, name: str) -> None:
         if place.signed is not None:
             self._prescribed[id(value)] = value, name
         elif 0 not in value.shape:
@@ -207,7 +207,7 @@ class _Observing(NoRounding):
             self.names.setdefault(place, []).append(name)
 
 
-def grid_at(place: Range, grids: Mapping[Range, Grid], form: IntegerFormat) -> Grid:
+def grid_at(place: SharedGrid, grids: Mapping[SharedGrid, Grid], form: IntegerFormat) -> Grid:
     """Returns the grid of a range: one of `grids`, which were chosen from data, or one that a kernel prescribes."""
     return grids[place] if place.signed is None else fixed_grid(place.signed, form, place.highest)
 
@@ -221,18 +221,18 @@ class GridRounding(NoRounding):
         weights: id of a variable -> its grid; other weights are rounded on grids of their present values.
     """
 
-    def __init__(self, formats: Formats, grids: Mapping[Range, Grid], weights: Mapping[int, Grid] | None = None):
+    def __init__(self, formats: Formats, grids: Mapping[SharedGrid, Grid], weights: Mapping[int, Grid] | None = None):
         self._formats, self._grids, self._weights = formats, dict(grids), dict(weights or {})
 
-    def tensor(self, value: Any, place: Range) -> Any:
+    def tensor(self, value: Any, place: SharedGrid) -> Any:
         """See `Rounding`."""
         return value if self._formats.activations is None else self._on_range(value, place)
 
-    def _on_range(self, value: Any, place: Range) -> Any:
+    def _on_range(self, value: Any, place: SharedGrid) -> Any:
         grid = grid_at(place, self._grids, place.codes(self._formats.activations or _INSIDE))
         return fake_quantized(value, grid.scale, grid.zero_point, grid.format)
 
-    def inside(self, value: Any, place: Range) -> Any:
+    def inside(self, value: Any, place: SharedGrid) -> Any:
         """See `Rounding`."""
         if self._formats.activations is None:
             return value
@@ -241,7 +241,7 @@ class GridRounding(NoRounding):
         grid = fixed_grid(place.signed, _INSIDE, place.highest)
         return fake_quantized(value, grid.scale, grid.zero_point, grid.format)
 
-    def argument(self, value: Any, place: Range) -> Any:
+    def argument(self, value: Any, place: SharedGrid) -> Any:
         """See `Rounding`."""
         return self.tensor(value, place)
 

@@ -7,15 +7,15 @@ from typing import Any
 from keras import ops
 
 from prunekit.core.runtime.variable_values import full_value
-from prunekit.techniques.quantize.placement.units import Range, Unit
+from prunekit.techniques.quantize.placement.units import SharedGrid, Unit
 from prunekit.techniques.quantize.rounding.rounding import Rounding
 
 # Grids of 16 bits that the kernel prescribes: for the sums of the gates, and for what activations compute.
-_SUMS = Range("the sums of the gates", signed=True, highest=8.0)
-_ACTIVATED = Range("the gates", signed=True)
+_SUMS = SharedGrid("the sums of the gates", signed=True, highest=8.0)
+_ACTIVATED = SharedGrid("the gates", signed=True)
 
 
-def lstm_results(unit: Unit, rounding: Rounding, inputs: Any, outputs: Range) -> Any:
+def lstm_results(unit: Unit, rounding: Rounding, inputs: Any, outputs: SharedGrid) -> Any:
     """Returns the outputs of all steps, of shape (examples, length, units).
 
     Args:
@@ -49,5 +49,5 @@ def lstm_results(unit: Unit, rounding: Rounding, inputs: Any, outputs: Range) ->
     return ops.stack(states, axis=1)
 
 
-def _in_cell(rounding: Rounding, value: Any, place: Range | None) -> Any:
+def _in_cell(rounding: Rounding, value: Any, place: SharedGrid | None) -> Any:
     return value if place is None else rounding.inside(value, place)

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 from keras import ops
 
 from prunekit.techniques.quantize.placement.rules import activation_name
-from prunekit.techniques.quantize.placement.units import Range, RoundedWeight, Unit
+from prunekit.techniques.quantize.placement.units import RoundedWeight, SharedGrid, Unit
 
 # Inside silu, x * sigmoid(x), kernels round the sigmoid; inside hard_sigmoid, relu6(x + 3) / 6, the ReLU.
-_SIGMOID = Range("the sigmoid of silu", signed=False)
-_RELU6 = Range("the relu6 of hard_sigmoid", signed=False, highest=6.0)
+_SIGMOID = SharedGrid("the sigmoid of silu", signed=False)
+_RELU6 = SharedGrid("the relu6 of hard_sigmoid", signed=False, highest=6.0)
 
 
 class Rounding(Protocol):
@@ -21,13 +21,13 @@ class Rounding(Protocol):
     def running(self, unit: Unit) -> AbstractContextManager[Any]:
         """Returns the scope in which a unit runs, before its results are rounded."""
 
-    def tensor(self, value: Any, place: Range) -> Any:
+    def tensor(self, value: Any, place: SharedGrid) -> Any:
         """Returns a tensor, which a unit computed, on the grid of a range, in its dtype."""
 
-    def argument(self, value: Any, place: Range) -> Any:
+    def argument(self, value: Any, place: SharedGrid) -> Any:
         """Returns a tensor, which a unit reads on another grid than it was computed on, on the grid of a range."""
 
-    def inside(self, value: Any, place: Range) -> Any:
+    def inside(self, value: Any, place: SharedGrid) -> Any:
         """Returns a tensor inside of a kernel on the grid of a range; prescribed ones have 16 bits there."""
 
     def constant(self, value: Any) -> Any:
@@ -60,15 +60,15 @@ class NoRounding:
         """Returns a scope without effect."""
         return nullcontext()
 
-    def tensor(self, value: Any, place: Range) -> Any:
+    def tensor(self, value: Any, place: SharedGrid) -> Any:
         """Returns the tensor."""
         return value
 
-    def argument(self, value: Any, place: Range) -> Any:
+    def argument(self, value: Any, place: SharedGrid) -> Any:
         """Returns the tensor."""
         return self.tensor(value, place)
 
-    def inside(self, value: Any, place: Range) -> Any:
+    def inside(self, value: Any, place: SharedGrid) -> Any:
         """Returns the tensor."""
         return value
 

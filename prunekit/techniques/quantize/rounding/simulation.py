@@ -20,7 +20,7 @@ from prunekit.core.training.train_function import fresh_forward_functions, fresh
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.placement.form_operations import FusedLstm
 from prunekit.techniques.quantize.placement.placement import Placement
-from prunekit.techniques.quantize.placement.units import Range, Unit, divisor, is_constant
+from prunekit.techniques.quantize.placement.units import SharedGrid, Unit, divisor, is_constant
 from prunekit.techniques.quantize.rounding.linear_units import linear_results
 from prunekit.techniques.quantize.rounding.lstm_units import lstm_results
 from prunekit.techniques.quantize.rounding.rounding import Rounding, activated, rounds_inside
@@ -141,7 +141,7 @@ class _GraphCall:
         return _rounded(rounding.tensor, value, self._placement.written.get(id(symbol)))
 
 
-def _rounded(rounded: Callable[[Any, Range], Any], value: Any, place: Range | None) -> Any:
+def _rounded(rounded: Callable[[Any, SharedGrid], Any], value: Any, place: SharedGrid | None) -> Any:
     if place is None or value is None:
         return value
     result = rounded(value, place)
@@ -227,7 +227,7 @@ class _UnitRun:
         reciprocal = np.asarray(1 / array_of(divisor).astype("float64"), "float32")
         return x1 * ops.cast(self._rounding.constant(reciprocal), x1.dtype)
 
-    def _rescaled(self, layer: Any, call: Any, between: Range, inputs: Any) -> Any:
+    def _rescaled(self, layer: Any, call: Any, between: SharedGrid, inputs: Any) -> Any:
         with shadowed(layer, "offset", 0.0):
             product = call(inputs)
         with shadowed(layer, "scale", 1.0):

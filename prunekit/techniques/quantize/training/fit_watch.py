@@ -11,20 +11,20 @@ from typing import Any
 
 from prunekit.core.runtime.patching import wrapped
 from prunekit.core.training import distribution
-from prunekit.techniques.quantize.quantized_model import QuantizedModel
+from prunekit.techniques.quantize.quantization_state import QuantizationState
 
 # id of a model -> its last quantization, which keeps the model alive.
-_LAST: weakref.WeakValueDictionary[int, QuantizedModel] = weakref.WeakValueDictionary()
+_LAST: weakref.WeakValueDictionary[int, QuantizationState] = weakref.WeakValueDictionary()
 # Most weights that a warning names.
 _LISTED = 3
 
 
-def remember(found: QuantizedModel) -> None:
+def remember(found: QuantizationState) -> None:
     """Makes a quantization the last one of its model: `warn_after_fit` says nothing of earlier ones any more."""
     _LAST[id(found.model)] = found
 
 
-def warn_after_fit(found: QuantizedModel) -> None:
+def warn_after_fit(found: QuantizationState) -> None:
     """Warns at the end of the next `fit` that moves the weights off their grids, as long as `found` exists.
 
     `fit` is shadowed on the model's instance until then; nothing of it is saved or copied with the model.
@@ -34,7 +34,7 @@ def warn_after_fit(found: QuantizedModel) -> None:
 
 
 def _watching(
-    reference: Callable[[], QuantizedModel | None], shadow: contextlib.ExitStack, fit: Callable[..., Any]
+    reference: Callable[[], QuantizationState | None], shadow: contextlib.ExitStack, fit: Callable[..., Any]
 ) -> Callable[..., Any]:
     @functools.wraps(fit)
     def watched(*args: Any, **kwargs: Any) -> Any:

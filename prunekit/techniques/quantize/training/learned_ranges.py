@@ -14,7 +14,7 @@ from prunekit.core.runtime.variable_values import full_value
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.grids.fake_quantization import fake_quantized
 from prunekit.techniques.quantize.grids.grids import SMALLEST_SCALE, Grid, IntegerFormat
-from prunekit.techniques.quantize.placement.units import Range, RoundedWeight
+from prunekit.techniques.quantize.placement.units import RoundedWeight, SharedGrid
 from prunekit.techniques.quantize.rounding.calibration import Formats, GridRounding
 
 # Scales change by factors up to e to the power of this, either way.
@@ -44,7 +44,7 @@ class LearnedRanges:
         3.3 (trained in the logarithm, with Adam).
     """
 
-    def __init__(self, formats: Formats, grids: Mapping[Range, Grid], weights: Mapping[int, Grid]):
+    def __init__(self, formats: Formats, grids: Mapping[SharedGrid, Grid], weights: Mapping[int, Grid]):
         self._formats, self._grids = formats, dict(grids)
         self._places = [place for place in grids if place.signed is None] if formats.activations is not None else []
         self._weights = list(weights)
@@ -99,7 +99,7 @@ class LearnedRanges:
             {key: (ops.reshape(scale, grid.scale.shape), grid.format) for key, scale, grid in rows},
         )
 
-    def grids(self) -> tuple[dict[Range, Grid], dict[int, Grid]]:
+    def grids(self) -> tuple[dict[SharedGrid, Grid], dict[int, Grid]]:
         """Returns the present grid of each range, and of each weight by the id of its variable."""
         change = np.exp(np.clip(array_of(self._changes).astype("float64"), -_REACH, _REACH))
         changes = np.split(change, self._ends[:-1])
@@ -122,14 +122,14 @@ class _Pass(GridRounding):
     def __init__(
         self,
         formats: Formats,
-        grids: Mapping[Range, Grid],
-        of_ranges: Mapping[Range, tuple[Any, Any]],
+        grids: Mapping[SharedGrid, Grid],
+        of_ranges: Mapping[SharedGrid, tuple[Any, Any]],
         of_weights: Mapping[int, tuple[Any, IntegerFormat]],
     ):
         super().__init__(formats, grids)
         self._of_ranges, self._of_weights = of_ranges, of_weights
 
-    def _on_range(self, value: Any, place: Range) -> Any:
+    def _on_range(self, value: Any, place: SharedGrid) -> Any:
         # The step of a cell state stays a power of two.
         if place not in self._of_ranges or place.is_cell:
             return super()._on_range(value, place)

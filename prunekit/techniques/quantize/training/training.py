@@ -21,9 +21,9 @@ from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.grids.grids import PER_TENSOR, Granularity, Grid, IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement.rules import fixed_grid
-from prunekit.techniques.quantize.placement.units import Range
+from prunekit.techniques.quantize.placement.units import SharedGrid
 from prunekit.techniques.quantize.preparation import Preparation
-from prunekit.techniques.quantize.quantized_model import QuantizedModel
+from prunekit.techniques.quantize.quantization_state import QuantizationState
 from prunekit.techniques.quantize.rounding.simulation import simulated_calls
 from prunekit.techniques.quantize.training.learned_ranges import LearnedRanges
 
@@ -122,7 +122,7 @@ class QuantizationTraining(Preparation):
         ranges = self.calibrated_ranges()
         self._train(ranges, [self.grid_of(weight) for weight in self.weights])
 
-    def _train(self, ranges: dict[Range, Grid], weights: Sequence[Grid]) -> None:
+    def _train(self, ranges: dict[SharedGrid, Grid], weights: Sequence[Grid]) -> None:
         of_weights = {id(weight.variable): grid for weight, grid in zip(self.weights, weights, strict=True)}
         make = functools.partial(keras.optimizers.Adam, learning_rate=self._rate)
         with backend.variable_scope(self.model):
@@ -169,7 +169,7 @@ class QuantizationTraining(Preparation):
             raise RuntimeError("`begin` comes before the first training step.")
         return self._ranges
 
-    def finish(self, notes: Sequence[str] = ()) -> QuantizedModel:
+    def finish(self, notes: Sequence[str] = ()) -> QuantizationState:
         """Puts the weights on their grids, in place, and returns the quantized model.
 
         Args:
@@ -236,7 +236,7 @@ class QuantizationTraining(Preparation):
                 variable.assign(value)
         self.frozen = snapshot.values["frozen"]
 
-    def _saved_grids(self, snapshot: Snapshot) -> tuple[dict[Range, Grid], list[Grid]]:
+    def _saved_grids(self, snapshot: Snapshot) -> tuple[dict[SharedGrid, Grid], list[Grid]]:
         form, places = self.formats.activations, self.placement.ranges
         kinds: list[tuple[IntegerFormat, Granularity, tuple[int, ...]]] = []
         if form is not None:
@@ -260,7 +260,7 @@ class QuantizationTraining(Preparation):
         scales, zeros = (_numbered(arrays, name, len(kinds)) for name in ("scale", "zero_point"))
         saved = zip(kinds, scales, zeros, strict=True)
         grids = iter([Grid(kind, one, scale, zero) for (kind, one, _), scale, zero in saved])
-        ranges: dict[Range, Grid] = {}
+        ranges: dict[SharedGrid, Grid] = {}
         if form is not None:
             ranges = {one: next(grids) if one.signed is None else fixed_grid(one.signed, form) for one in places}
         return ranges, list(grids)

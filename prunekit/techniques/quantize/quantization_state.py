@@ -1,4 +1,4 @@
-"""QuantizedModel: a model whose weights lie on grids, and the grids of its tensors."""
+"""QuantizationState: a model whose weights lie on grids, and the grids of its tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prunekit.core.outputs.baseline import Baseline
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.grids.grids import Grid
 from prunekit.techniques.quantize.placement.placement import Placement
-from prunekit.techniques.quantize.placement.units import Range, RoundedWeight
+from prunekit.techniques.quantize.placement.units import RoundedWeight, SharedGrid
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
 from prunekit.techniques.quantize.rescaling.gamma_migration import Migration
 from prunekit.techniques.quantize.rounding.calibration import Formats, GridRounding
@@ -26,7 +26,7 @@ _PRECISION = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizedModel:
+class QuantizationState:
     """A model whose weights lie on grids, and the grids of its tensors.
 
     Attributes:
@@ -44,7 +44,7 @@ class QuantizedModel:
     model: Any
     placement: Placement
     formats: Formats
-    ranges: dict[Range, Grid]
+    ranges: dict[SharedGrid, Grid]
     weights: dict[int, Grid]
     report: QuantizationReport
     whole: bool = False
@@ -57,7 +57,7 @@ class QuantizedModel:
         with simulating(self.placement, GridRounding(self.formats, self.ranges, self.weights)):
             yield self.model
 
-    def with_damage(self, baseline: Baseline) -> QuantizedModel:
+    def with_damage(self, baseline: Baseline) -> QuantizationState:
         """Returns the same model with what the integers change in its report, and a remark where that is much.
 
         Args:
