@@ -145,7 +145,6 @@ class QuantizationCallback(keras.callbacks.Callback):
     # ---- events of `fit` ---------------------------------------------------------------------------------------------
 
     def set_model(self, model: Any) -> None:
-        """See Keras."""
         super().set_model(model)
         found = callback_list_above()
         self._list = found
@@ -169,7 +168,6 @@ class QuantizationCallback(keras.callbacks.Callback):
             )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See Keras."""
         run, former = self._run, self._fit
         if run is None:
             raise RuntimeError("Keras calls `set_model` before anything else.")
@@ -193,13 +191,11 @@ class QuantizationCallback(keras.callbacks.Callback):
 
     # Weights are loaded by callbacks that are listed later, in `on_train_begin`.
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """See Keras."""
         if not self._now.begun:
             self._now.begun = True
             self.resumption.begin(self)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """See Keras."""
         if self._last is None:
             self.begin_batch()
 
@@ -216,7 +212,6 @@ class QuantizationCallback(keras.callbacks.Callback):
         fit.steps.training().arm()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """See Keras."""
         fit = self._now
         if fit.functions is not None:
             fit.functions.training().disarm()
@@ -226,12 +221,10 @@ class QuantizationCallback(keras.callbacks.Callback):
             fit.counter.mark_all_seen()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """See Keras."""
         if self._fit is not None and self._fit.is_on_integers:
             self._fit.steps.testing().arm()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """See Keras."""
         if self._fit is not None and self._fit.is_on_integers:
             self._fit.steps.testing().disarm()
 
@@ -248,7 +241,6 @@ class QuantizationCallback(keras.callbacks.Callback):
         return next((one.best_epoch for one in kept if getattr(one, "best_weights", None) is not None), None)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """See Keras."""
         if self._last is None:
             self.end()
 

@@ -44,19 +44,15 @@ class LastCallback(keras.callbacks.Callback):
         return last
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """See Keras."""
         self._served.begin_batch()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """See Keras."""
         self._served.resumption.keep()
         self._served.end_of_list()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See Keras."""
         self._served.resumption.keep()
         self._served.end_of_list()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """See Keras."""
         self._served.end()

@@ -6,7 +6,7 @@ masked. These rules do the same before each batch.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -168,12 +168,28 @@ def _knows_cells(layer: Any) -> bool:
     return all(type(cell) in _CELLS for cell in cells)
 
 
+class _ThresholdMaker:
+    """Calculates the mask of weights of one shape and layout."""
+
+    def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
+        self.units = pattern.units(shape, in_axes, out_axes)
+        self._pattern = pattern
+        self._layout = tuple(shape), in_axes, out_axes
+
+    def choose(self, weight, importance, mask, kept):
+        """Returns (mask, counts of NaN, leaks and kept); leaks are 0, because weights are dense between steps."""
+        shape, *axes = self._layout
+        pooled = self._pattern.pool(importance, *axes)
+        chosen = pooled if isinstance(self._pattern, TailedNM) else _at_threshold(pooled, kept)
+        new = self._pattern.expand(chosen, shape, *axes)
+        counts = count_true(ops.isnan(importance)), ops.zeros((), "int32"), count_true(new, expect_any=True)
+        return new, ops.stack(counts)
+
+
 class ThresholdCalculator(MaskCalculator):
     """Keeps all units whose importance reaches the threshold, whether they were pruned before or not."""
 
-    @property
-    def _maker(self) -> Callable[..., Any]:
-        return _ThresholdMaker
+    _maker = _ThresholdMaker
 
     def choose(self, sparsity: float, masks: Sequence[Any], statistics: Sequence[Any] | None = None) -> MaskUpdate:
         """Returns the masks for a sparsity, independent of the current masks, which only determine `changed`."""
@@ -193,24 +209,6 @@ class ThresholdCalculator(MaskCalculator):
     def _counts(self, sparsity: float, masks, scores: Sequence[Any] | None, statistics: Sequence[Any]) -> np.ndarray:
         """Returns k of each target: its k-th largest importance is the threshold."""
         return np.array([kept_count(sparsity, maker.units) for maker in self._makers], "int32")
-
-
-class _ThresholdMaker:
-    """Calculates the mask of weights of one shape and layout."""
-
-    def __init__(self, pattern: Pattern, shape, in_axes, out_axes):
-        self.units = pattern.units(shape, in_axes, out_axes)
-        self._pattern = pattern
-        self._layout = tuple(shape), in_axes, out_axes
-
-    def choose(self, weight, importance, mask, kept):
-        """Returns (mask, counts of NaN, leaks and kept); leaks are 0, because weights are dense between steps."""
-        shape, *axes = self._layout
-        pooled = self._pattern.pool(importance, *axes)
-        chosen = pooled if isinstance(self._pattern, TailedNM) else _at_threshold(pooled, kept)
-        new = self._pattern.expand(chosen, shape, *axes)
-        counts = count_true(ops.isnan(importance)), ops.zeros((), "int32"), count_true(new, expect_any=True)
-        return new, ops.stack(counts)
 
 
 def _at_threshold(units, kept):

@@ -21,7 +21,6 @@ from prunekit.sparsity.reconstruction import (
 from prunekit.sparsity.scores import Criterion
 from prunekit.sparsity.shorthands import Repair
 from prunekit.techniques.pruning.masks.mask_maker import ArrayMaskMaker
-from prunekit.techniques.pruning.masks.unit_exchange import kept_units, mask_of
 from prunekit.techniques.pruning.policies.sparsegpt import OutputError, RunSelection, SparseGPT
 
 # How kept weights make up for pruned ones: not at all; by each output's bias and scale; by fitting all kept weights.
@@ -99,11 +98,11 @@ class LayerSolver:
     ) -> tuple[np.ndarray, np.ndarray]:
         criterion: Any = self._criterion
         maker, allowed, rounds = self._makers[index], self._zeros[index], criterion.refits
-        first, last = kept_units(maker, allowed), kept_units(maker, self._masks[index])
+        first, last = maker.kept_units(allowed), maker.kept_units(self._masks[index])
 
         def select(scores: np.ndarray, mask: np.ndarray, kept: int) -> np.ndarray:
             may_stay = product.kernel(mask) & allowed
-            return product.matrix(mask_of(maker, product.kernel(scores), may_stay, kept))
+            return product.matrix(maker.mask_of(product.kernel(scores), may_stay, kept))
 
         # The cubic schedule: most weights go in the first rounds, while others can still compensate.
         kept = [last + round((first - last) * (1 - number / rounds) ** 3) for number in range(1, rounds + 1)]

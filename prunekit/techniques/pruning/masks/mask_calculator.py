@@ -60,6 +60,7 @@ class MaskCalculator:
     """
 
     once = False
+    _maker: Callable[..., Any] = MaskMaker
 
     def __init__(self, targets: Sequence[Target], options: PruningOptions, final_sparsity: float):
         self.targets = tuple(targets)
@@ -103,10 +104,6 @@ class MaskCalculator:
         # Compiled at its first call; few models need it.
         whole = range(len(self.targets))
         return [(whole, compilation.compiled(functools.partial(self._jointly, whole, spare=True)))]
-
-    @property
-    def _maker(self) -> Callable[..., Any]:
-        return MaskMaker
 
     @property
     def shares_known(self) -> bool:

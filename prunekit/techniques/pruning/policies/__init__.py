@@ -16,7 +16,7 @@ Design
 Gradual N:M. `structure_decay`: a policy whose calculator has one `MaskCalculator` per pattern k:M between M:M and N:M,
 and whose schedule is rounded down to the sparsities of these patterns.
 
-Masks that move. `regrow`: each update prunes as "gradual" does and then exchanges units (`unit_exchange`). RigL's
+Masks that move. `regrow`: each update prunes as "gradual" does and then exchanges units (`ArrayMaskMaker`). RigL's
 gradient is a statistic from calibration data, so that an ordinary step pays nothing and every backend has it; the
 current batch's gradient inside the compiled step would need a copy of all gradients, or a branch, in each step.
 `alternating` (AC/DC) only turns a schedule into phases. `straight_through` brings its own store of masks

@@ -14,7 +14,6 @@ from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.patterns import NM
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.techniques.pruning.masks.policy import MaskRequest, MaskUpdate
-from prunekit.techniques.pruning.masks.unit_exchange import exchanged
 from prunekit.techniques.pruning.policies.gradual import Gradual
 
 
@@ -79,7 +78,7 @@ class Exchange(Gradual):
 
     def _exchanged(self, request: MaskRequest, index: int, mask: np.ndarray, share: float) -> np.ndarray:
         weight = np.abs(array_of(backend.value_now(request.targets[index].variable)).astype("float32"))
-        return exchanged(request.calculator.array_maker(index), mask, weight, self.growth(request, index), share)
+        return request.calculator.array_maker(index).exchanged(mask, weight, self.growth(request, index), share)
 
 
 @dataclass(frozen=True)

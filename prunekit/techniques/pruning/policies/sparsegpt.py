@@ -21,7 +21,6 @@ from prunekit.sparsity.reconstruction import (
 from prunekit.sparsity.scores import Criterion
 from prunekit.sparsity.selection import keep_largest_of_array
 from prunekit.techniques.pruning.masks.mask_maker import ArrayMaskMaker
-from prunekit.techniques.pruning.masks.unit_exchange import kept_units, mask_of
 
 
 class HessianCriterion(Criterion):
@@ -126,8 +125,8 @@ class RunSelection:
             factors: Factor of the inverse of each group's damped Hessian.
         """
         costs = product.kernel(np.square(wanted) * np.stack([curvatures(factor) for factor in factors])[:, :, None])
-        kept = kept_units(self.maker, self.planned)
-        planned = product.matrix(mask_of(self.maker, costs, self.allowed, kept))
+        kept = self.maker.kept_units(self.planned)
+        planned = product.matrix(self.maker.mask_of(costs, self.allowed, kept))
         parts = list(runs(product, self.length, self.pattern))
         groups = zip(planned, product.matrix(self.allowed), strict=True)
         return [(parts, _select(plan, allowed, self.pattern)) for plan, allowed in groups]

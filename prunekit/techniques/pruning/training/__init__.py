@@ -1,10 +1,10 @@
 """Pruning while a model trains.
 
+- `targeting`: what will be pruned, by which masks
 - `mask_updater`: applies a policy's updates
 - `pruner_state`: what an interrupted pruning continues from
 - `pruning_notes`: messages at the end of a training
 - `held_masks`: given masks in any loop, without a schedule
-- `targeting`: what will be pruned, by which masks
 - `attached_pruners`: no weight is pruned by two Pruners
 - `pruner_run`: `PrunerRun`, the state of a pruning, and the reuse of a traced step by the next one
 - `pruner`: `Pruner`, for any loop

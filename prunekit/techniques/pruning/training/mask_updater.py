@@ -1,7 +1,7 @@
 """MaskUpdater: applies a policy's mask updates to the masks of a training."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -12,28 +12,18 @@ from prunekit.anatomy.records.reports import Event
 from prunekit.core.statistics.statistics import Collectors
 from prunekit.core.training.step_counter import StepCounter
 from prunekit.sparsity.schedules import Schedule
-from prunekit.sparsity.scores import sparsities_of_rounds
+from prunekit.sparsity.scores import get_criterion, sparsities_of_rounds
 from prunekit.techniques.pruning.masks.enforcement_check import EnforcementCheck
-from prunekit.techniques.pruning.masks.mask_calculator import MaskCalculator
 from prunekit.techniques.pruning.masks.mask_store import MaskStore
-from prunekit.techniques.pruning.masks.policy import MaskPolicy, MaskRequest, MaskUpdate
-
-
-@dataclass(frozen=True, eq=False)
-class PruningPlan:
-    """What a training follows: schedule, policy, calculator, and the names of the statistics that these need."""
-
-    schedule: Schedule
-    policy: MaskPolicy
-    calculator: MaskCalculator
-    criterion: Any
+from prunekit.techniques.pruning.masks.policy import MaskRequest, MaskUpdate
+from prunekit.techniques.pruning.training.targeting import ResolvedTargets
 
 
 class MaskUpdater:
     """Updates the masks of a store when the schedule has an update due.
 
     Args:
-        plan: Schedule, policy and calculator.
+        plan: Schedule, policy, calculator and options.
         store: The masks.
         counter: The steps.
         check: Receives the leaks that an update finds.
@@ -47,10 +37,15 @@ class MaskUpdater:
     """
 
     def __init__(
-        self, plan: PruningPlan, store: MaskStore, counter: StepCounter, check: EnforcementCheck, collectors: Collectors
+        self,
+        plan: ResolvedTargets,
+        store: MaskStore,
+        counter: StepCounter,
+        check: EnforcementCheck,
+        collectors: Collectors,
     ):
         self._plan, self.store, self._counter, self._check = plan, store, counter, check
-        self._collectors = collectors
+        self._collectors, self._criterion = collectors, get_criterion(plan.options.criterion)
         self.events: list[Event] = []
         self.last_update = -1
         self.kept = _sizes(store)
@@ -115,7 +110,7 @@ class MaskUpdater:
             LeakError: Pruned weights are non-zero; the masks were re-imposed.
         """
         self._refuse_unobserved(step, sparsity)
-        rounds = sparsities_of_rounds(self.sparsity, sparsity, self._plan.criterion.rounds)
+        rounds = sparsities_of_rounds(self.sparsity, sparsity, self._criterion.rounds)
         changed = [self._update_once(step, each) for each in rounds]
         self.events.append(Event(step=step, asked=sparsity, reached=self.sparsity))
         return any(changed)
@@ -155,7 +150,7 @@ class MaskUpdater:
         more = sparsity * self.size > self.size - int(self.kept.sum()) + len(self.store.targets) / 2
         if more and self._collectors.unobserved:
             raise ValueError(
-                f"The criterion {self._plan.criterion} needs updates of a Keras optimizer before the first mask. "
+                f"The criterion {self._criterion} needs updates of a Keras optimizer before the first mask. "
                 f"Received: sparsity {sparsity:g} at step {step}, and no update before it. Let the schedule begin "
                 "later, in a training with a Keras optimizer, or choose another criterion."
             )
@@ -178,7 +173,7 @@ class MaskUpdater:
             names = [t.name for t, gone, zero in zip(self.store.targets, pruned, equal, strict=True) if gone and zero]
             if names:
                 raise ValueError(
-                    f"The criterion {self._plan.criterion} ranks weights by how updates changed them. Received: no "
+                    f"The criterion {self._criterion} ranks weights by how updates changed them. Received: no "
                     f"change in {', '.join(names)}. Layers that are frozen or get no gradient do not change, and "
                     "weights that began at zero have no movement yet: leave them out with `exclude`, begin later, or "
                     "choose another criterion. The masks are unchanged."

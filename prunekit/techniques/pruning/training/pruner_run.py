@@ -25,7 +25,7 @@ from prunekit.techniques.pruning.masks.policy import MaskPolicy
 from prunekit.techniques.pruning.policies.choices import GIVEN, chosen_options
 from prunekit.techniques.pruning.training import attached_pruners, pruning_notes
 from prunekit.techniques.pruning.training.held_masks import without_zeros
-from prunekit.techniques.pruning.training.mask_updater import MaskUpdater, PruningPlan
+from prunekit.techniques.pruning.training.mask_updater import MaskUpdater
 from prunekit.techniques.pruning.training.pruner_state import PrunerState
 from prunekit.techniques.pruning.training.targeting import resolved_targets
 
@@ -86,8 +86,7 @@ class PrunerRun:
         self.store = self.policy.store(model, self.targets)
         self.counter = StepCounter(model, self._counted(optimizers), options.origin)
         self.check = EnforcementCheck(model, self.store, self.counter)
-        plan = PruningPlan(self.schedule, self.policy, self._calculator, options.criterion)
-        self.updater = MaskUpdater(plan, self.store, self.counter, self.check, self._collectors)
+        self.updater = MaskUpdater(found, self.store, self.counter, self.check, self._collectors)
         self._late = pruning_notes.LateWeights(model)
         # Number of updates before the next `step()` has work to do.
         self._updates_until_due = 0
