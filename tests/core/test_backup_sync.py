@@ -70,7 +70,7 @@ def test_the_pruning_state_is_saved_beside_the_backup_and_deleted_with_it(sample
 def test_a_new_callback_on_the_same_model_counts_from_the_first_origin(samples, tmp_path, whole):
     model, _ = train(samples, tmp_path, Crash(3))
     resumed, (pruning,) = train(samples, tmp_path, model=model)
-    assert pruning.pruner.origin == 0 and pruning.pruner.step_count == 16
+    assert pruning.pruner.run.counter.origin == 0 and pruning.pruner.step_count == 16
     assert same(resumed, whole[0])
 
 

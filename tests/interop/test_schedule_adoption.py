@@ -114,7 +114,8 @@ def test_callback_and_pruner_take_theirs_where_they_take_ours(policy, followed, 
         if policy == "tfmot":
             assert pruner.step()
         assert (
-            pruner.schedule == followed(pk.schedules.ConstantSparsity(0.5, 0, frequency=1)) and pruner.sparsity == 0.5
+            pruner.run.schedule == followed(pk.schedules.ConstantSparsity(0.5, 0, frequency=1))
+            and pruner.sparsity == 0.5
         )
     perceptron.compile("sgd", "sparse_categorical_crossentropy")
     perceptron.fit(*samples, batch_size=16, epochs=2, verbose=0, callbacks=[callback])

@@ -118,7 +118,7 @@ class PruneStep(StepHandler[PreparedPruning]):
         else:
             state.masks.add_pruned(pruner.masks)
         state.targets += [name for name in pruner.masks if name not in state.targets]
-        state.skipped |= {item.name: item for item in pruner.skipped}
+        state.skipped |= {item.name: item for item in pruner.run.skipped}
         return result
 
 
@@ -141,7 +141,7 @@ def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, St
         errors = pruning.run()
         for note in pruning.notes:
             workspace.note(f"prune: {note}")
-        chosen = choices_sections(pruning.pruner.options.choices)
+        chosen = choices_sections(pruning.pruner.run.options.choices)
         return pruning.pruner, StepResult(sections=[*chosen, *([layer_error_section(errors)] if errors else [])])
     callback = PruningCallback(schedule, data=data, **prepared.options.arguments)
     history = workspace.fit(settings.epochs, settings.learning_rate, callback)

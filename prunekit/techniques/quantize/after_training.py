@@ -240,7 +240,7 @@ class _Quantization(Preparation):
             self.model, pruned.schedule, options, self._data, memory=self._memory, progress=self._progress
         )
         pruning.run()
-        taken = ", ".join(f"{choice.option} {choice.value}" for choice in pruning.pruner.options.choices)
+        taken = ", ".join(f"{choice.option} {choice.value}" for choice in pruning.pruner.run.options.choices)
         self._notes.append(f"Pruned to {pruned.schedule.final_sparsity:g} before the rounding, by pk.prune: {taken}.")
         self._notes += pruning.notes
         self._notes += [f"Not pruned: {one.name}, since {one.reason}." for one in _misfits(pruned)]

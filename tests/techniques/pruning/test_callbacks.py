@@ -92,19 +92,19 @@ def test_a_sparsity_alone_fits_its_schedule_to_the_training(compiled, samples):
     compiled.fit(*samples, epochs=4, batch_size=len(samples[0]) // 10, verbose=0, callbacks=[pruning])
     steps = int(compiled.optimizer.iterations)
     end = round(0.75 * steps)
-    assert pruning.pruner.schedule == PolynomialDecay(final_sparsity=0.5, end_step=end, frequency=max(1, end // 60))
+    assert pruning.pruner.run.schedule == PolynomialDecay(final_sparsity=0.5, end_step=end, frequency=max(1, end // 60))
     assert pruning.report.events[-1].step == end and pruning.pruner.sparsity == 0.5
     assert {(one.option, one.value) for one in pruning.report.choices} >= {("end_step", str(end)), ("frequency", "1")}
     # A second fit goes on with what the first one fitted, and zeros stay.
     compiled.fit(*samples, epochs=1, verbose=0, callbacks=[pruning])
-    assert pruning.pruner.schedule.end_step == end and pruning.pruner.sparsity == 0.5
+    assert pruning.pruner.run.schedule.end_step == end and pruning.pruner.sparsity == 0.5
 
 
 def test_a_training_from_a_later_epoch_on_fits_its_schedule_to_the_rest(compiled, samples):
     pruning = PruningCallback(0.5)
     size = len(samples[0]) // 8
     compiled.fit(*samples, epochs=6, initial_epoch=4, batch_size=size, verbose=0, callbacks=[pruning])
-    assert pruning.pruner.schedule.end_step == round(0.75 * int(compiled.optimizer.iterations))
+    assert pruning.pruner.run.schedule.end_step == round(0.75 * int(compiled.optimizer.iterations))
 
 
 def test_an_interrupted_training_goes_on_with_the_schedule_that_it_fitted(compiled, samples, tmp_path):
@@ -125,8 +125,8 @@ def test_an_interrupted_training_goes_on_with_the_schedule_that_it_fitted(compil
     compiled.optimizer.iterations.assign(0)
     pruning = train()
     assert int(compiled.optimizer.iterations) == 2 * done
-    assert pruning.pruner.schedule.end_step == round(0.75 * 2 * done)
-    assert pruning.report.events[-1].step == pruning.pruner.schedule.end_step
+    assert pruning.pruner.run.schedule.end_step == round(0.75 * 2 * done)
+    assert pruning.report.events[-1].step == pruning.pruner.run.schedule.end_step
 
 
 def test_an_epoch_of_unknown_length_needs_an_end(compiled, samples):

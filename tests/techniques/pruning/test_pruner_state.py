@@ -51,7 +51,9 @@ def test_a_state_goes_through_a_file_into_another_pruner(samples, tmp_path, crit
     write_snapshot(tmp_path / "state", pruner_state(pruner))
     found = other(model, criterion)
     restore_pruner(found, read_snapshot(tmp_path / "state"))
-    assert (found.origin, found.step_count, found.events) == (0, 5, pruner.events) and len(found.events) == 3
+    assert (found.run.counter.origin, found.step_count, found.events) == (0, 5, pruner.events) and len(
+        found.events
+    ) == 3
     assert found.sparsity == pruner.sparsity > 0
     for name, mask in pruner.masks.items():
         np.testing.assert_array_equal(found.masks[name], mask)

@@ -108,7 +108,7 @@ class PruningCallback(keras.callbacks.Callback):
     def at_final_sparsity(self) -> bool:
         """Whether the masks have the final sparsity of the schedule."""
         pruner = self._pruner
-        return pruner is not None and not pruner.schedule.is_open and pruner.run.updater.at_final_sparsity
+        return pruner is not None and not pruner.run.schedule.is_open and pruner.run.updater.at_final_sparsity
 
     # Keras calls set_model before any on_train_begin, so the step count is read before BackupAndRestore changes it.
     def set_model(self, model) -> None:

@@ -151,10 +151,11 @@ class AtFinalSparsity(keras.callbacks.Callback):
         waiting = [pruner for pruner in pruners if not pruner.run.updater.at_final_sparsity]
         if not waiting:
             return
-        latest = max(waiting, key=lambda pruner: pruner.schedule.final_step - pruner.step_count)
+        latest = max(waiting, key=lambda pruner: pruner.run.schedule.final_step - pruner.step_count)
+        schedule = latest.run.schedule
         note = (
             f"AtFinalSparsity showed no epoch to {type(self.callback).__name__}: the schedule lands on sparsity "
-            f"{latest.schedule.final_sparsity:g} at step {latest.schedule.final_step}, and no epoch ended after that "
+            f"{schedule.final_sparsity:g} at step {schedule.final_step}, and no epoch ended after that "
             f"step in a training of {latest.step_count} steps. Train longer, or let the schedule end earlier."
         )
         if self._pruning:

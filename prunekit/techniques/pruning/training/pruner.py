@@ -8,7 +8,6 @@ from typing import Any, Unpack
 import numpy as np
 
 from prunekit.anatomy.cost.inspection import Event, Report, inspect, inspect_again
-from prunekit.anatomy.records.reports import Skipped
 from prunekit.core.runtime import backend
 from prunekit.core.training import distribution, train_function
 from prunekit.keyword_options import keyword_options
@@ -38,7 +37,7 @@ class Pruner:
     Attributes:
         model: The model.
         targets: The pruned weights.
-        run: The state of the pruning, which loops and callbacks of prunekit drive.
+        run: The state of the pruning, with its options, schedule and skipped weights.
 
     Raises:
         ValueError: No weight to prune; a name pattern that matches no weight; a sparsity pattern that does not fit a
@@ -134,7 +133,7 @@ class Pruner:
                 if forgotten:
                     passes = self.run.policy.counts_forward_passes
                     when = "before each forward pass in training" if passes else "after each optimizer update"
-                    notes.append(pruning_notes.step_never_called(self.schedule, self.sparsity, when))
+                    notes.append(pruning_notes.step_never_called(self.run.schedule, self.sparsity, when))
                 self._warn(notes)
         finally:
             attached_pruners.note_detached(self)
@@ -149,7 +148,7 @@ class Pruner:
     def _step_was_forgotten(self) -> bool:
         # Without an optimizer, calls are the steps: no training and forgotten calls cannot be told apart.
         trained = self.step_count > 0 or not self.optimizers
-        return trained and not self.run.counter.calls and self.run.updater.last_update < self.schedule.final_step
+        return trained and not self.run.counter.calls and self.run.updater.last_update < self.run.schedule.final_step
 
     def __enter__(self) -> "Pruner":
         return self
@@ -167,29 +166,9 @@ class Pruner:
     # What it knows --------------------------------------------------------------------------------------------------
 
     @property
-    def options(self) -> PruningOptions:
-        """The pruning options."""
-        return self.run.options
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule that the policy follows."""
-        return self.run.schedule
-
-    @property
-    def skipped(self) -> list[Skipped]:
-        """The weights that are not pruned, with reasons."""
-        return self.run.skipped
-
-    @property
     def optimizers(self) -> list[Any]:
         """The optimizers whose updates count as steps."""
         return self.run.counter.optimizers
-
-    @property
-    def origin(self) -> int:
-        """Optimizer update from which steps count."""
-        return self.run.counter.origin
 
     @property
     def events(self) -> list[Event]:
@@ -223,12 +202,12 @@ class Pruner:
         return Report(
             model_name=after.model_name,
             weights=after.weights,
-            skipped=tuple(self.skipped),
+            skipped=tuple(self.run.skipped),
             events=tuple(self.events),
             notes=(*after.notes, *self._notes, *notes),
             before=before,
             targets=tuple(target.name for target in self.targets),
-            choices=self.options.choices,
+            choices=self.run.options.choices,
         )
 
 
@@ -241,5 +220,6 @@ def check_loop_steps_after_updates(pruner: Pruner, loop: str) -> None:
     if pruner.run.policy.counts_forward_passes:
         raise ValueError(
             f"{loop} steps its pruner after each update, and the pruner's policy prunes before each forward pass. "
-            f"Received: a pruner with policy={pruner.run.policy}. Leave it out, or train with `fit` or a loop of your own."
+            f"Received: a pruner with policy={pruner.run.policy}. Leave it out, or train with `fit` or a loop of your "
+            "own."
         )
