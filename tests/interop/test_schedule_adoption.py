@@ -113,10 +113,8 @@ def test_callback_and_pruner_take_theirs_where_they_take_ours(policy, followed, 
     with pk.Pruner(perceptron, constant, keras.optimizers.SGD(), policy=policy) as pruner:
         if policy == "tfmot":
             assert pruner.step()
-        assert (
-            pruner.run.schedule == followed(pk.schedules.ConstantSparsity(0.5, 0, frequency=1))
-            and pruner.sparsity == 0.5
-        )
+        same = pk.schedules.ConstantSparsity(0.5, 0, frequency=1)
+        assert pruner.run.schedule == followed(same) and pruner.sparsity == 0.5
     perceptron.compile("sgd", "sparse_categorical_crossentropy")
     perceptron.fit(*samples, batch_size=16, epochs=2, verbose=0, callbacks=[callback])
     assert callback.pruner.sparsity == pytest.approx(reached, abs=5e-3 if policy == "tfmot" else 0)

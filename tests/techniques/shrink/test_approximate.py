@@ -12,6 +12,7 @@ from prunekit.techniques.shrink.channels import shrinking
 from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
 from prunekit.techniques.shrink.graph import kept_statistics as kept_statistics_module
 
+HALF = Target("channels", 0.5)
 LAYER_NORM = "layer_normalization"
 
 
@@ -42,9 +43,7 @@ def test_a_normalization_is_a_wall_by_default_and_approximated_on_demand(norm):
     layer, outputs = report.approximations
     assert layer.place == "norm" and layer.change == "mean and variance of 6 of 12 channels in the place of all"
     assert 0.01 < layer.error < 10 and outputs.place == "outputs"
-    found = shrinking.remove_channels(
-        model, Target("channels", 0.5), ShrinkOptions(approximate=LAYER_NORM, repair="none")
-    )
+    found = shrinking.remove_channels(model, HALF, ShrinkOptions(approximate=LAYER_NORM, repair="none"))
     x = inputs_of(model)
     masked = outputs_with(model, zeroed(found.channels, found.removed), x)
     assert 0.1 < difference(masked, arrays(smaller(x))) / outputs.error < 10
@@ -54,9 +53,7 @@ def test_a_normalization_is_a_wall_by_default_and_approximated_on_demand(norm):
 @pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
 def test_the_smaller_model_computes_the_statistics_of_the_kept_channels(norm):
     model = walled(norm())
-    found = shrinking.remove_channels(
-        model, Target("channels", 0.5), ShrinkOptions(approximate=LAYER_NORM, repair="none")
-    )
+    found = shrinking.remove_channels(model, HALF, ShrinkOptions(approximate=LAYER_NORM, repair="none"))
     kept = found.channels.kept_numbers(found.removed)
     x = inputs_of(model)
     with kept_statistics_module.kept_statistics(found.channels, kept):

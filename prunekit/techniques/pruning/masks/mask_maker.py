@@ -112,8 +112,7 @@ class ArrayMaskMaker:
             kept: Number of units to keep.
         """
         with np.errstate(all="ignore"):
-            pooled = self.pool(importance, mask)
-            return self.finish(importance, pooled, mask, keep_largest_of_array(pooled, kept))[0]
+            return self.choose(importance, importance, mask, self.units - kept)[0]
 
     def exchanged(self, mask: np.ndarray, kept_first: np.ndarray, grown_first: np.ndarray, share: float) -> np.ndarray:
         """Returns a mask with as many kept units as `mask`, some of them others.

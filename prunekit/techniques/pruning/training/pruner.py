@@ -70,8 +70,6 @@ class Pruner:
         self._attached, self._finished = attached, False
         self._notes: list[str] = []
 
-    # The loop -------------------------------------------------------------------------------------------------------
-
     def step(self) -> bool:
         """Follows the schedule by one step, after an optimizer update; returns True if masks changed.
 
@@ -118,8 +116,6 @@ class Pruner:
         """
         self.run.check.check()
 
-    # The end of a training ------------------------------------------------------------------------------------------
-
     def finish(self) -> None:
         """Re-imposes the masks and detaches from model and optimizers; the zeros stay. Idempotent.
 
@@ -162,8 +158,6 @@ class Pruner:
         attached_pruners.note_detached(self)
         with self._attached:
             self.enforce()
-
-    # What it knows --------------------------------------------------------------------------------------------------
 
     @property
     def optimizers(self) -> list[Any]:

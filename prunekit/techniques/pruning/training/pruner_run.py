@@ -295,10 +295,7 @@ def overall_sparsity(runs: Sequence[PrunerRun]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """What a kept train function belongs to: its masks, its optimizers, and the run that used it last.
-
-    Masks are variables, so a trace that contains them serves any masks of the same weights.
-    """
+    """What a kept train function belongs to: its masks, its optimizers, and the run that used it last."""
 
     store: MaskStore
     optimizers: tuple[Any, ...]
