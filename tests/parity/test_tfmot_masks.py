@@ -228,9 +228,7 @@ def test_difference_m_by_n_ignores_the_schedule_and_takes_any_length(pruned_once
 def test_difference_m_by_n_is_made_once_at_step_1():
     theirs = original.Masker(values(8, 3), original.sparsity.ConstantSparsity(0.9, 5, frequency=1), m_by_n=(2, 4))
     model = holding(values(8, 3))
-    pruner = PrunerRun(
-        model, ConstantSparsity(0.9, 5, frequency=1), as_options({"pattern": "2:4", "policy": "tfmot"})
-    )
+    pruner = PrunerRun(model, ConstantSparsity(0.9, 5, frequency=1), as_options({"pattern": "2:4", "policy": "tfmot"}))
     pruner.begin()
     for step in range(1, 9):
         weight = values(8, 3, seed=step)
