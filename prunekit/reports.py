@@ -1,13 +1,13 @@
 """Reports: what the operations return."""
 
 from prunekit.anatomy.cost.cost import Cost
-from prunekit.anatomy.cost.inspection import Report
+from prunekit.anatomy.cost.inspection import SparsityReport
 from prunekit.delivery.integers.integer_report import IntegerExport
 from prunekit.delivery.plots.signal_plot import signal_picture
 from prunekit.delivery.reports.sensitivity import SensitivityReport
 from prunekit.delivery.reports.sweeps import SweepReport
 from prunekit.operations.quantize import QuantizationResult
-from prunekit.recipe.run.runner import Result
+from prunekit.recipe.run.runner import RunResult
 from prunekit.techniques.pruning.after_training.rounds import RoundsReport
 from prunekit.techniques.quantize.bits.bit_choice import BitChoice
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
@@ -24,12 +24,12 @@ __all__ = [
     "IntegerExport",
     "QuantizationReport",
     "QuantizationResult",
-    "Report",
-    "Result",
     "RoundsReport",
+    "RunResult",
     "SensitivityReport",
     "ShrinkReport",
     "SimplifyReport",
+    "SparsityReport",
     "SweepReport",
     "signal_picture",
 ]

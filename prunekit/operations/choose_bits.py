@@ -18,13 +18,13 @@ from prunekit.techniques.quantize.bits.bit_scan import (
     weight_levels,
 )
 from prunekit.techniques.quantize.bits.bit_search import BitSearch, budget_problem, metric_value
-from prunekit.techniques.quantize.options import FLOAT, FORMER, QuantizationOptions, RoundingOptions
+from prunekit.techniques.quantize.options import FLOAT, FORMER, QuantizationOptions, RoundingKeywords
 from prunekit.techniques.quantize.preparation import Preparation
 
 _OWN_OPTIONS = ("budget", "evaluate", "floor", "bits", "scan", "memory", "progress")
 
 
-@keyword_options(QuantizationOptions, RoundingOptions)
+@keyword_options(QuantizationOptions, RoundingKeywords)
 def choose_bits(  # noqa: PLR0913
     model: Any,
     data: Any,
@@ -36,7 +36,7 @@ def choose_bits(  # noqa: PLR0913
     scan: Any = None,
     memory: float = 1e9,
     progress: Progress | None = None,
-    **options: Unpack[RoundingOptions],
+    **options: Unpack[RoundingKeywords],
 ) -> BitChoice:
     """Chooses bits for each weight of a trained model, for `pk.quantize(model, data, bits=choice.bits)`.
 
@@ -72,7 +72,7 @@ def choose_bits(  # noqa: PLR0913
 
     Source: Shoham & Gersho 1988 (bits of several quantizers under a budget).
     """
-    check_names(options, [*_OWN_OPTIONS, *RoundingOptions.__annotations__], FORMER)
+    check_names(options, [*_OWN_OPTIONS, *RoundingKeywords.__annotations__], FORMER)
     levels = _levels(bits, float_too=budget is None)
     if (budget is None) == (floor is None) or (floor is None) != (evaluate is None):
         raise ValueError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-from prunekit.anatomy.cost.inspection import Report, inspect
+from prunekit.anatomy.cost.inspection import SparsityReport, inspect
 from prunekit.anatomy.records.damage import Damage
 from prunekit.anatomy.records.reports import LayerError
 from prunekit.core.data.calibration import CheckedData
@@ -16,11 +16,11 @@ from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.schedules import OneShot
 from prunekit.sparsity.shorthands import Repair
 from prunekit.techniques.pruning.after_training.one_shot import OneShotPruning
-from prunekit.techniques.pruning.masks.options import Options, PruningOptions, as_options
+from prunekit.techniques.pruning.masks.options import PruningKeywords, PruningOptions, as_options
 from prunekit.techniques.pruning.training.pruning_notes import LATER_TRAINING
 
 
-@keyword_options(PruningOptions, Options)
+@keyword_options(PruningOptions, PruningKeywords)
 def prune(
     model,
     sparsity: float,
@@ -29,9 +29,9 @@ def prune(
     repair: Repair | None = None,
     memory: float = MEMORY,
     progress: Progress | None = None,
-    **options: Unpack[Options],
-) -> Report:
-    """Prunes a trained model once, in place, without training; returns a `Report`.
+    **options: Unpack[PruningKeywords],
+) -> SparsityReport:
+    """Prunes a trained model once, in place, without training; returns a `SparsityReport`.
 
     Layers are pruned in the order in which the model calls them, and each is repaired so that it gives its former
     outputs, on calibration data or synthetic inputs, from what the pruned layers before it produce. The report then has

@@ -22,13 +22,13 @@ from prunekit.techniques.pruning.after_training.rounds import (
     check_options_of_rounds,
     round_sparsities,
 )
-from prunekit.techniques.pruning.masks.options import Options, PruningOptions, as_options
+from prunekit.techniques.pruning.masks.options import PruningKeywords, PruningOptions, as_options
 from prunekit.techniques.pruning.policies.choices import chosen_options
 from prunekit.techniques.pruning.training.held_masks import holding
 from prunekit.techniques.pruning.training.targeting import resolved_targets
 
 
-@keyword_options(PruningOptions, Options)
+@keyword_options(PruningOptions, PruningKeywords)
 def prune_in_rounds(
     model: Any,
     train: Callable[[Any], Any],
@@ -38,7 +38,7 @@ def prune_in_rounds(
     rounds: int = 5,
     rewind: str = "weights",
     optimizer: Any = None,
-    **options: Unpack[Options],
+    **options: Unpack[PruningKeywords],
 ) -> RoundsReport:
     """Trains, then prunes, rewinds and trains again in each round; changes the model in place.
 
@@ -125,7 +125,7 @@ def _pruning_to(asked: float, model: Any, goal: float, settings: PruningOptions,
 
 
 def _checked(  # noqa: PLR0913
-    model: Any, train: Any, sparsity: float, data: Any, rounds: int, rewind: str, options: Options
+    model: Any, train: Any, sparsity: float, data: Any, rounds: int, rewind: str, options: PruningKeywords
 ) -> PruningOptions:
     """Returns the pruning options, after all refusals that need no training."""
     check_built(model)

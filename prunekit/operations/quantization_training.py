@@ -19,20 +19,20 @@ from prunekit.delivery.integers.integer_writing import KnownOutputs
 from prunekit.keyword_options import keyword_options
 from prunekit.operations.quantize import QuantizationResult, first_examples, outputs_of
 from prunekit.suggestions import check_names
-from prunekit.techniques.quantize.options import FORMER, QuantizationOptions, TrainingOptions
+from prunekit.techniques.quantize.options import FORMER, QuantizationOptions, TrainingKeywords
 from prunekit.techniques.quantize.training.training import QuantizationTraining
 
 # Entry of a state: batch normalizations are frozen.
 _FROZEN = "frozen"
 
 
-def training_options(options: TrainingOptions) -> QuantizationOptions:
+def training_options(options: TrainingKeywords) -> QuantizationOptions:
     """Returns the options of a quantization in training.
 
     Raises:
         TypeError, ValueError: An option is unknown or has a wrong value.
     """
-    check_names(options, tuple(TrainingOptions.__annotations__), FORMER)
+    check_names(options, tuple(TrainingKeywords.__annotations__), FORMER)
     return QuantizationOptions(method="nearest", **options)
 
 
@@ -96,7 +96,7 @@ class Quantizer:
         TypeError: An option is unknown, or `model` is not a Keras 3 model.
     """
 
-    @keyword_options(QuantizationOptions, TrainingOptions)
+    @keyword_options(QuantizationOptions, TrainingKeywords)
     def __init__(
         self,
         model: Any,
@@ -104,7 +104,7 @@ class Quantizer:
         optimizer: Any = None,
         *,
         range_learning_rate: float = 1e-3,
-        **options: Unpack[TrainingOptions],
+        **options: Unpack[TrainingKeywords],
     ):
         chosen = training_options(options)
         chosen.with_data(data)

@@ -29,7 +29,7 @@ from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.arguments import positive
 from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.after_training import quantize_model
-from prunekit.techniques.quantize.options import FORMER, Options, QuantizationOptions
+from prunekit.techniques.quantize.options import FORMER, QuantizationKeywords, QuantizationOptions
 from prunekit.techniques.quantize.placement.text_inputs import reads_texts, text_readers
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
 from prunekit.techniques.quantize.quantization_state import QuantizationState
@@ -168,14 +168,14 @@ def _integer_io(given: Sequence[str] | str, state: QuantizationState, is_litert:
     return kinds
 
 
-@keyword_options(QuantizationOptions, Options)
+@keyword_options(QuantizationOptions, QuantizationKeywords)
 def quantize(
     model: Any,
     data: Any = None,
     *,
     memory: float = MEMORY,
     progress: Progress | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[QuantizationKeywords],
 ) -> QuantizationResult:
     """Puts the weights of a trained model on integer grids, in place, and chooses the grids of its tensors from data.
 

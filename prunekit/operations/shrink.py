@@ -16,12 +16,12 @@ from prunekit.sparsity.arguments import positive
 from prunekit.sparsity.shorthands import MEASURES, NONZERO
 from prunekit.suggestions import check_names
 from prunekit.techniques.shrink.channels.budget import SizeModel
-from prunekit.techniques.shrink.channels.options import Options, ShrinkOptions, Target
+from prunekit.techniques.shrink.channels.options import ShrinkKeywords, ShrinkOptions, SizeTarget
 from prunekit.techniques.shrink.channels.shrink_report import ShrinkReport
 from prunekit.techniques.shrink.channels.shrinking import remove_channels
 
 
-@keyword_options(ShrinkOptions, Options)
+@keyword_options(ShrinkOptions, ShrinkKeywords)
 def shrink(  # noqa: PLR0913
     model: Any,
     *size: Any,
@@ -34,7 +34,7 @@ def shrink(  # noqa: PLR0913
     inputs: Any = None,
     memory: float = MEMORY,
     progress: Progress | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[ShrinkKeywords],
 ) -> tuple[Any, ShrinkReport]:
     """Removes channels; returns (a smaller model, its report). The given model is not changed.
 
@@ -88,7 +88,7 @@ def shrink(  # noqa: PLR0913
     _check_count(model, *next(iter(asked.items())), chosen)
     if channels == NONZERO:
         return _remove_zero_channels(model, options, data, inputs)
-    target = Target(*asked.popitem())  # type: ignore[arg-type]
+    target = SizeTarget(*asked.popitem())  # type: ignore[arg-type]
     checked = None if data is None else CheckedData(model, data)
     with measure_of(target.measure, model, inputs) as measure:
         found = remove_channels(
@@ -102,7 +102,7 @@ def shrink(  # noqa: PLR0913
     return found.model, replace(found.report, damage=damage, notes=notes)
 
 
-def _remove_zero_channels(model: Any, options: Options, data: Any, inputs: Any) -> tuple[Any, ShrinkReport]:
+def _remove_zero_channels(model: Any, options: ShrinkKeywords, data: Any, inputs: Any) -> tuple[Any, ShrinkReport]:
     idle = [name for name in options if name not in ("minimum", "multiple", "include", "exclude", "approximate")]
     if idle:
         raise ValueError(

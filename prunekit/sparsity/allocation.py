@@ -18,7 +18,7 @@ Axes = Sequence[int]
 
 
 class Weight(Protocol):
-    """What an allocation reads of a weight; a `prunekit.anatomy.layers.targets.Target` is one, and so is a `Layout`."""
+    """What an allocation reads of a weight: a `Target` of `prunekit.anatomy.layers.targets`, or a `WeightGeometry`."""
 
     @property
     def shape(self) -> Axes: ...
@@ -30,7 +30,7 @@ class Weight(Protocol):
     def out_axes(self) -> Axes: ...
 
 
-class Layout(NamedTuple):
+class WeightGeometry(NamedTuple):
     """Shape, input axes and output axes of a weight."""
 
     shape: Axes

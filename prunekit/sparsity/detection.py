@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from prunekit.sparsity.patterns import Axes, Layout
+from prunekit.sparsity.patterns import Axes, MatrixLayout
 
 # Longest group of an N:M pattern that is looked for.
 _GROUP_UP_TO = 16
@@ -35,7 +35,7 @@ def detect(array: np.ndarray, in_axes: Axes, out_axes: Axes) -> str:
         return "dense"
     if not kept.any():
         return "all zero"
-    layout = Layout(kept.shape, in_axes, out_axes)
+    layout = MatrixLayout(kept.shape, in_axes, out_axes)
     kept = kept.transpose(layout.permutation).reshape(layout.positions, layout.inputs, layout.outputs)
     if out_axes and kept[:, :, 0].size > 1 and (kept.all(axis=(0, 1)) | ~kept.any(axis=(0, 1))).all():
         return "channel"

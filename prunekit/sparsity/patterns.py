@@ -108,12 +108,12 @@ class Block(Pattern):
 
     def units(self, shape: Axes, in_axes: Axes, out_axes: Axes) -> int:
         """The number of blocks, including cut blocks."""
-        return math.prod(self._grid(Layout(shape, in_axes, out_axes)))
+        return math.prod(self._grid(MatrixLayout(shape, in_axes, out_axes)))
 
     def pool(self, importance, in_axes: Axes, out_axes: Axes):
         """Average or maximum of each block, shape (positions, blocks of inputs, blocks of outputs)."""
         ops = ops_for(importance)
-        layout = Layout(importance.shape, in_axes, out_axes)
+        layout = MatrixLayout(importance.shape, in_axes, out_axes)
         matrix = layout.matrix(importance)
         if self.pooling == "max":
             highest = self._reduce(ops.max, self._padded(matrix, layout, -_INFINITY), layout)
@@ -129,7 +129,7 @@ class Block(Pattern):
     def expand(self, unit_mask, shape: Axes, in_axes: Axes, out_axes: Axes):
         """The mask over weights: True for every weight of a kept block."""
         ops = ops_for(unit_mask)
-        layout = Layout(shape, in_axes, out_axes)
+        layout = MatrixLayout(shape, in_axes, out_axes)
         positions, rows, columns = self._grid(layout)
         blocks = ops.reshape(unit_mask, (positions, rows, 1, columns, 1))
         inputs, outputs = self._lengths(layout)
@@ -137,15 +137,15 @@ class Block(Pattern):
         matrix = ops.reshape(blocks, (positions, rows * inputs, columns * outputs))
         return layout.tensor(matrix[:, : layout.inputs, : layout.outputs])
 
-    def _lengths(self, layout: "Layout") -> tuple[int, int]:
+    def _lengths(self, layout: "MatrixLayout") -> tuple[int, int]:
         # Block lengths clipped to the weight: padding to a block larger than the weight would waste memory.
         return min(self.inputs, layout.inputs), min(self.outputs, layout.outputs)
 
-    def _grid(self, layout: "Layout") -> tuple[int, int, int]:
+    def _grid(self, layout: "MatrixLayout") -> tuple[int, int, int]:
         inputs, outputs = self._lengths(layout)
         return layout.positions, -(-layout.inputs // inputs), -(-layout.outputs // outputs)
 
-    def _padded(self, matrix, layout: "Layout", value: float | bool):
+    def _padded(self, matrix, layout: "MatrixLayout", value: float | bool):
         ops = ops_for(matrix)
         _, rows, columns = self._grid(layout)
         inputs, outputs = self._lengths(layout)
@@ -156,7 +156,7 @@ class Block(Pattern):
             else matrix
         )
 
-    def _reduce(self, reduction, padded, layout: "Layout"):
+    def _reduce(self, reduction, padded, layout: "MatrixLayout"):
         ops = ops_for(padded)
         positions, rows, columns = self._grid(layout)
         inputs, outputs = self._lengths(layout)
@@ -164,7 +164,7 @@ class Block(Pattern):
         # One axis at a time: reducing both axes at once is up to four times slower in TensorFlow on a CPU.
         return reduction(reduction(blocks, axis=2), axis=3)
 
-    def _sizes(self, layout: "Layout") -> np.ndarray:
+    def _sizes(self, layout: "MatrixLayout") -> np.ndarray:
         """The number of weights in each block, shape (blocks of inputs, blocks of outputs)."""
         _, rows, columns = self._grid(layout)
         heights = np.minimum(self.inputs, layout.inputs - self.inputs * np.arange(rows))
@@ -215,7 +215,7 @@ class NM(Pattern):
                 "another pattern."
             )
         _need(in_axes, self, "an input axis", shape, name)
-        inputs = Layout(shape, in_axes, out_axes).inputs
+        inputs = MatrixLayout(shape, in_axes, out_axes).inputs
         if inputs % self.m:
             raise ValueError(
                 f"{self} sparsity needs an input axis whose length is a multiple of {self.m}. Received: {name} of "
@@ -231,7 +231,7 @@ class NM(Pattern):
         previous mask.
         """
         ops = ops_for(importance)
-        layout = Layout(importance.shape, in_axes, out_axes)
+        layout = MatrixLayout(importance.shape, in_axes, out_axes)
         shape = layout.positions, layout.inputs // self.m, self.m, layout.outputs
         groups = ops.reshape(layout.matrix(importance), shape)
         spared = layout.tensor(self._spared_by_rank(groups) if self.m <= 16 else self._spared_by_sort(groups))
@@ -287,12 +287,12 @@ class Channel(Pattern):
 
     def units(self, shape: Axes, in_axes: Axes, out_axes: Axes) -> int:
         """The number of output units."""
-        return Layout(shape, in_axes, out_axes).outputs
+        return MatrixLayout(shape, in_axes, out_axes).outputs
 
     def pool(self, importance, in_axes: Axes, out_axes: Axes):
         """Mean importance per output unit, shape (channels,)."""
         ops = ops_for(importance)
-        layout = Layout(importance.shape, in_axes, out_axes)
+        layout = MatrixLayout(importance.shape, in_axes, out_axes)
         matrix = ops.reshape(layout.matrix(importance), (layout.positions * layout.inputs, layout.outputs))
         mean = sum_in_order(_live(matrix), axis=0) * (1.0 / (layout.positions * layout.inputs))
         return _where(ops.all(ops.equal(matrix, -_INFINITY), axis=0), -_INFINITY, mean)
@@ -300,7 +300,7 @@ class Channel(Pattern):
     def expand(self, unit_mask, shape: Axes, in_axes: Axes, out_axes: Axes):
         """The mask over weights: True for every weight of a kept output unit."""
         ops = ops_for(unit_mask)
-        layout = Layout(shape, in_axes, out_axes)
+        layout = MatrixLayout(shape, in_axes, out_axes)
         row = ops.reshape(unit_mask, (1, 1, layout.outputs))
         return layout.tensor(ops.broadcast_to(row, (layout.positions, layout.inputs, layout.outputs)))
 
@@ -333,7 +333,7 @@ def get_pattern(pattern: str | Pattern) -> Pattern:
     return NM(first, second) if parsed.kind == "nm" else Block(first, second, parsed.pooling or "average")
 
 
-class Layout:
+class MatrixLayout:
     """Converts between a weight's shape and matrices (positions, inputs, outputs)."""
 
     def __init__(self, shape: Axes, in_axes: Axes, out_axes: Axes):

@@ -9,7 +9,7 @@ from keras import layers as L
 from networks import sequential
 
 import prunekit as pk
-from prunekit.anatomy.cost.inspection import Event, Report, WeightRow, inspect
+from prunekit.anatomy.cost.inspection import Event, SparsityReport, WeightRow, inspect
 from prunekit.anatomy.layers.model_weights import weights_in
 from prunekit.anatomy.records.reports import Skipped
 
@@ -182,8 +182,8 @@ def row(name, size, zeros):
 
 
 def full_report():
-    before = Report("m", (row("a/kernel", 10, 0), row("b/kernel", 30, 0)))
-    return Report(
+    before = SparsityReport("m", (row("a/kernel", 10, 0), row("b/kernel", 30, 0)))
+    return SparsityReport(
         "m",
         (row("a/kernel", 10, 5), row("b/kernel", 30, 1)),
         skipped=(Skipped("a/bias", "a bias"), Skipped("b/bias", "a bias"), Skipped("c/bias", "a bias")),
@@ -231,13 +231,13 @@ def test_the_text_is_an_aligned_table_with_totals():
 
 @pytest.mark.one_backend
 def test_many_skipped_weights_of_one_reason_are_one_line():
-    report = Report("m", (), skipped=tuple(Skipped(f"l{index}/bias", "a bias") for index in range(40)))
+    report = SparsityReport("m", (), skipped=tuple(Skipped(f"l{index}/bias", "a bias") for index in range(40)))
     assert str(report).splitlines()[-1] == "skipped: l0/bias, l1/bias, l2/bias and 37 more: a bias"
 
 
 @pytest.mark.one_backend
 def test_an_empty_report_has_zero_everywhere():
-    report = Report("nothing", ())
+    report = SparsityReport("nothing", ())
     assert (report.parameters, report.sparsity, report.target_sparsity, report.macs) == (0, 0.0, 0.0, 0)
 
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from prunekit.core.layerwise.calibration_walk import Call, Pair
+from prunekit.core.layerwise.calibration_walk import Pair, WalkedCall
 from prunekit.core.layerwise.inner_inputs import InnerInputs
 
 
@@ -27,7 +27,7 @@ def test_inputs_before_a_change_are_observed_in_one_pass_if_they_fit(memory, pas
     block(data[0])
     block.passes = 0
     arguments = [Pair(given, given) for given in (((one,), {}) for one in data)]
-    inputs = InnerInputs(Call(block, arguments), [block.second, block.first], memory)
+    inputs = InnerInputs(WalkedCall(block, arguments), [block.second, block.first], memory)
     assert inputs.order == [(block.first, 2), (block.second, 1)]
     for batch, one in enumerate(data):
         first, again = inputs.of(block.first, batch, ())
@@ -49,7 +49,7 @@ def test_a_layer_that_reads_the_arguments_of_the_call_needs_no_pass_after_a_chan
     layers = [attention.query_dense, attention.key_dense, attention.output_dense]
     # The first argument changed, the second, which is given by name, did not.
     given = Pair(((before,), {"value": other}), ((after,), {"value": other}))
-    inputs, passes = InnerInputs(Call(attention, [given]), layers, 1e9), []
+    inputs, passes = InnerInputs(WalkedCall(attention, [given]), layers, 1e9), []
     own = attention.call
     attention.call = lambda *args, **kwargs: passes.append(1) or own(*args, **kwargs)
     (query,), (key,) = (inputs.of(layer, 0, ()) for layer in layers[:2])

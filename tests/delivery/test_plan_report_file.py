@@ -12,7 +12,7 @@ from prunekit.delivery.integers.integer_report import IntegerExportError
 from prunekit.techniques.quantize.after_training import planned_quantization
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement import units
-from prunekit.techniques.quantize.placement.rules import Rule
+from prunekit.techniques.quantize.placement.rules import RoundingRule
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 WHOLE = [
@@ -199,7 +199,7 @@ def test_relus_behind_dilated_and_transposed_convolutions_are_integers_after_tra
 
 def test_a_file_with_parts_in_floating_point_that_the_report_lacks_is_refused_or_says_so(tmp_path, monkeypatch):
     # A rule that promises an integer kernel which LiteRT does not have.
-    monkeypatch.setitem(units.rule_of.__globals__["_ACTIVATIONS"], "softplus", Rule("own"))
+    monkeypatch.setitem(units.rule_of.__globals__["_ACTIVATIONS"], "softplus", RoundingRule("own"))
     x = keras.Input((6,), name="x")
     model = keras.Model(x, L.Dense(3)(L.Activation("softplus", name="act")(L.Dense(4)(x))))
     inputs = np.random.default_rng(1).normal(size=(8, 6)).astype("float32")

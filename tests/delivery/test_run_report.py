@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from run_reports import HOSTILE, make, terminal
 
-from prunekit.anatomy.cost.inspection import Report
+from prunekit.anatomy.cost.inspection import SparsityReport
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.delivery.pages.html_report import render_html
 from prunekit.delivery.reports.report_sections import bound_text
@@ -142,7 +142,7 @@ def test_many_weights_left_alone_for_one_reason_are_a_few_names_on_a_terminal_an
 
 
 def test_a_run_of_which_nothing_is_known_is_shown_all_the_same():
-    empty = Report("m", ())
+    empty = SparsityReport("m", ())
     report = RunReport("nothing", {}, {}, 0, (), empty, empty, {"accuracy_after": math.nan})
     assert report.verdict() == "No weight was pruned."
     assert "No weight was pruned." in render_html(report)

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from prunekit.sparsity.allocation import ERK, LAMP, Allocation, Global, Layout, Uniform, get_allocation
+from prunekit.sparsity.allocation import ERK, LAMP, Allocation, Global, Uniform, WeightGeometry, get_allocation
 from prunekit.sparsity.lamp import entries_kept
 from prunekit.sparsity.selection import pruned_count
 from prunekit.sparsity.shorthands import ALLOCATIONS
@@ -46,7 +46,7 @@ FAMILY = [*NOT_JOINT, Global()]
 def allot(allocation: Allocation, sparsity: float, model) -> list[float]:
     rng = np.random.default_rng(0)
     scores = [np.abs(rng.normal(size=shape) * (i + 1)).astype("float32") for i, (shape, *_) in enumerate(model)]
-    return allocation.sparsities(sparsity, [Layout(*weight) for weight in model], scores)
+    return allocation.sparsities(sparsity, [WeightGeometry(*weight) for weight in model], scores)
 
 
 def sizes(model) -> list[int]:
@@ -100,7 +100,7 @@ def test_a_sparsity_outside_zero_to_one_is_refused(allocation, sparsity):
 @pytest.mark.parametrize("allocation", NOT_JOINT, ids=repr)
 def test_empty_weights_are_refused(allocation):
     with pytest.raises(ValueError, match=r"without entries .* Received: shape \(0, 4\)"):
-        allocation.sparsities(0.5, [Layout((0, 4), (0,), (1,))])
+        allocation.sparsities(0.5, [WeightGeometry((0, 4), (0,), (1,))])
 
 
 @pytest.mark.parametrize("allocation", FAMILY, ids=repr)
@@ -237,7 +237,7 @@ def test_lamp_removes_the_least_scores_of_the_paper_over_all_weights():
         scores.append(np.array([value / flat[flat >= value].sum() for value in flat]))
     removed = np.sort(np.concatenate(scores))[: round(0.6 * 82)]
     expected = [np.isin(score, removed).mean() for score in scores]
-    layouts = [Layout(weight.shape, (0,), (1,)) for weight in weights]
+    layouts = [WeightGeometry(weight.shape, (0,), (1,)) for weight in weights]
     assert LAMP().sparsities(0.6, layouts, [np.abs(weight) for weight in weights]) == pytest.approx(expected)
     # The scale of a weight does not matter.
     assert LAMP().sparsities(0.6, layouts, [100 * np.abs(weights[0]), *map(np.abs, weights[1:])]) == pytest.approx(
@@ -276,7 +276,7 @@ def test_lamp_counts_what_sorting_all_scores_counts(kind, dtype):
 
 
 def test_lamp_refuses_importances_below_zero_and_keeps_an_entry_of_zeros():
-    layouts = [Layout((4,), (), ()), Layout((4,), (), ())]
+    layouts = [WeightGeometry((4,), (), ()), WeightGeometry((4,), (), ())]
     with pytest.raises(ValueError, match="at least 0. Received: -1"):
         LAMP().sparsities(0.5, layouts, [np.array([1, 2, -1, 0.5]), np.ones(4)])
     assert LAMP().sparsities(0.75, layouts, [np.zeros(4), np.ones(4)]) == [0.75, 0.75]

@@ -6,7 +6,7 @@ import math
 import numpy as np
 from rich.console import Console
 
-from prunekit.anatomy.cost.inspection import Event, Report, WeightRow
+from prunekit.anatomy.cost.inspection import Event, SparsityReport, WeightRow
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.delivery.reports.plot_data import weight_histogram
 from prunekit.delivery.reports.rows import StageRow
@@ -38,7 +38,7 @@ def make(weights=3):
                       200, int((a != 0).sum()), 800)
             for name, a in arrays.items()
         )  # fmt: skip
-        return Report(model_name="net", weights=rows, **more)
+        return SparsityReport(model_name="net", weights=rows, **more)
 
     events = tuple(Event(step, asked, asked - 0.001) for step, asked in ((0, 0.0), (10, 0.7), (20, 0.89)))
     return RunReport(

@@ -9,7 +9,7 @@ import numpy as np
 
 from prunekit.anatomy.channels.channel_axes import Axes, Kept
 from prunekit.anatomy.channels.channel_calls import (
-    Call,
+    ChannelCall,
     NotFollowedError,
     Rule,
     Walk,
@@ -20,7 +20,7 @@ from prunekit.anatomy.channels.channel_calls import (
 _L = keras.layers
 
 
-def _multi_head(walk: Walk, call: Call) -> list[Axes]:
+def _multi_head(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, links = call.operation, walk.links
     kernel = layer._query_dense._kernel
     if len(kernel.shape) != 3:
@@ -37,7 +37,7 @@ def _multi_head(walk: Walk, call: Call) -> list[Axes]:
     return _attention(walk, call, heads, heads, width, value_width)
 
 
-def _group_query(walk: Walk, call: Call) -> list[Axes]:
+def _group_query(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, links = call.operation, walk.links
     kernel = layer._query_dense._kernel
     heads, width = links.weight(kernel, 1), links.weight(kernel, 2)
@@ -58,7 +58,7 @@ def _group_query(walk: Walk, call: Call) -> list[Axes]:
 
 
 def _attention(
-    walk: Walk, call: Call, heads: np.ndarray, shared: np.ndarray, width: np.ndarray, value_width: np.ndarray
+    walk: Walk, call: ChannelCall, heads: np.ndarray, shared: np.ndarray, width: np.ndarray, value_width: np.ndarray
 ) -> list[Axes]:
     layer, links = call.operation, walk.links
     if getattr(layer, "_use_gate", getattr(layer, "use_gate", False)):
@@ -95,7 +95,7 @@ def _attention(
     return made
 
 
-def _dot_attention(walk: Walk, call: Call) -> list[Axes]:
+def _dot_attention(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer = call.operation
     if layer.score_mode != "dot":
         raise NotFollowedError(f"the score mode {layer.score_mode!r} is not followed")
@@ -116,20 +116,20 @@ RULES: dict[Rule, str] = {
 }
 
 
-def _cached_multi_head(walk: Walk, call: Call) -> list[Axes]:
+def _cached_multi_head(walk: Walk, call: ChannelCall) -> list[Axes]:
     if any(call.argument(name, place) is not None for place, name in ((4, "cache"), (5, "cache_update_index"))):
         raise NotFollowedError("attention with a cache is not followed")
     return _multi_head(walk, call)
 
 
-def _rotary(walk: Walk, call: Call) -> list[Axes]:
+def _rotary(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x = call.operation, call.x
     for axis in (layer.sequence_axis, layer.feature_axis):
         walk.links.keep(x.at(axis), "a rotary embedding turns channels by angles that depend on their number")
     return [x.without([layer.sequence_axis, layer.feature_axis])]
 
 
-def _llama_rotary(walk: Walk, call: Call) -> list[Axes]:
+def _llama_rotary(walk: Walk, call: ChannelCall) -> list[Axes]:
     # Its config has an entry that its constructor does not take: only the operations inside it can be saved.
     return walk.inside(replace(call, args=(_rotary(walk, call)[0], *call.args[1:])))
 

@@ -8,10 +8,10 @@ import numpy as np
 from keras import ops
 
 from prunekit.anatomy.channels.channel_axes import Axes
-from prunekit.anatomy.channels.channel_calls import Call, Walk, channel_axis, keep_other_axes
+from prunekit.anatomy.channels.channel_calls import ChannelCall, Walk, channel_axis, keep_other_axes
 
 
-def depth_to_space(walk: Walk, call: Call) -> list[Axes]:
+def depth_to_space(walk: Walk, call: ChannelCall) -> list[Axes]:
     """Returns the axes of the results: all pixels of a block are one channel of these."""
     x, axis = call.x, channel_axis(call.operation, len(call.x.shape))
     keep_other_axes(walk, x, axis)
@@ -23,7 +23,7 @@ def depth_to_space(walk: Walk, call: Call) -> list[Axes]:
     return [replace(x.with_axis(axis, call.outputs[0][axis], numbers), shape=call.outputs[0])]
 
 
-def space_to_depth(walk: Walk, call: Call) -> list[Axes]:
+def space_to_depth(walk: Walk, call: ChannelCall) -> list[Axes]:
     """Returns the axes of the results: each pixel of a block has the channels of what is read."""
     x, axis = call.x, channel_axis(call.operation, len(call.x.shape))
     keep_other_axes(walk, x, axis)
@@ -33,7 +33,7 @@ def space_to_depth(walk: Walk, call: Call) -> list[Axes]:
     return [replace(x.with_axis(axis, call.outputs[0][axis], numbers), shape=call.outputs[0])]
 
 
-def _moved(call: Call, axis: int, length: int, side: int = 1) -> np.ndarray:
+def _moved(call: ChannelCall, axis: int, length: int, side: int = 1) -> np.ndarray:
     """Returns where in the axis of channels each result of one block comes from, shape (rows, columns, channels).
 
     Backends order the channels of a block differently for `channels_first`, so the operation itself moves the numbers.

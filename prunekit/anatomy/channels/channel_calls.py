@@ -23,7 +23,7 @@ class Walk(Protocol):
     def follow(self, layer: Any, *inputs: Axes) -> list[Axes]:
         """Returns the axes of the outputs of a layer inside the present one."""
 
-    def inside(self, call: Call) -> list[Axes]:
+    def inside(self, call: ChannelCall) -> list[Axes]:
         """Returns the axes of the outputs of a call from the calls inside its layer, which may replace the layer.
 
         Raises:
@@ -39,7 +39,7 @@ class Walk(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class ChannelCall:
     """One call of a layer or an operation.
 
     Attributes:
@@ -71,7 +71,7 @@ class Call:
         return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
 
 
-Rule = Callable[[Walk, Call], Sequence[Axes]]
+Rule = Callable[[Walk, ChannelCall], Sequence[Axes]]
 
 
 class NotFollowedError(Exception):

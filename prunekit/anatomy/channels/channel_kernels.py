@@ -9,7 +9,7 @@ import numpy as np
 
 from prunekit.anatomy.channels.channel_axes import Axes, Kept, Numbers
 from prunekit.anatomy.channels.channel_calls import (
-    Call,
+    ChannelCall,
     Rule,
     Walk,
     activated,
@@ -20,7 +20,7 @@ from prunekit.anatomy.channels.channel_calls import (
 from prunekit.anatomy.layers.counting import einsum_labels
 
 
-def _dense(walk: Walk, call: Call) -> list[Axes]:
+def _dense(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x, links = call.operation, call.x, walk.links
     links.bind(layer._kernel, 0, x.at(-1))
     units = links.weight(layer._kernel, 1)
@@ -31,7 +31,7 @@ def _dense(walk: Walk, call: Call) -> list[Axes]:
     return [activated(walk, layer.activation, replace(x.with_axis(-1, layer.units, units), zero=zero))]
 
 
-def _einsum_dense(walk: Walk, call: Call) -> list[Axes]:
+def _einsum_dense(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x, links = call.operation, call.x, walk.links
     data, kernel, output = einsum_labels(layer)
     shape = call.outputs[0]
@@ -59,21 +59,21 @@ def _varies(label: str, data: str, output: str, x: Axes) -> bool:
     return label not in data or x.channels[data.index(label)] is not None
 
 
-def _inputs(walk: Walk, call: Call) -> tuple[int, Numbers]:
+def _inputs(walk: Walk, call: ChannelCall) -> tuple[int, Numbers]:
     """Returns (axis of the channels, their numbers) of a convolution's input, whose other axes are places."""
     axis = channel_axis(call.operation, len(call.x.shape))
     keep_other_axes(walk, call.x, axis)
     return axis, call.x.channels[axis]
 
 
-def _outputs(walk: Walk, call: Call, axis: int, units: Numbers) -> list[Axes]:
+def _outputs(walk: Walk, call: ChannelCall, axis: int, units: Numbers) -> list[Axes]:
     """Returns the axes of a convolution's output: the bias has its channels."""
     walk.links.bind(call.operation.bias, 0, units)
     made = Axes.fixed(call.outputs[0]).with_axis(axis, call.outputs[0][axis], units)
     return [activated_at(walk, call.operation.activation, made, axis)]
 
 
-def _convolution(walk: Walk, call: Call) -> list[Axes]:
+def _convolution(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, links = call.operation, walk.links
     axis, inputs = _inputs(walk, call)
     units = links.weight(layer._kernel, -1)
@@ -100,7 +100,7 @@ def _groups(walk: Walk, layer: Any, inputs: Numbers, units: np.ndarray) -> None:
         links.evenly(inputs, groups)
 
 
-def _transposed(walk: Walk, call: Call) -> list[Axes]:
+def _transposed(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, links = call.operation, walk.links
     axis, inputs = _inputs(walk, call)
     links.bind(layer.kernel, -1, inputs)
@@ -109,13 +109,13 @@ def _transposed(walk: Walk, call: Call) -> list[Axes]:
     return _outputs(walk, call, axis, units)
 
 
-def _depthwise(walk: Walk, call: Call) -> list[Axes]:
+def _depthwise(walk: Walk, call: ChannelCall) -> list[Axes]:
     axis, inputs = _inputs(walk, call)
     walk.links.bind(call.operation.kernel, -2, inputs)
     return _outputs(walk, call, axis, _multiplied(inputs, call.operation))
 
 
-def _separable(walk: Walk, call: Call) -> list[Axes]:
+def _separable(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, links = call.operation, walk.links
     axis, inputs = _inputs(walk, call)
     links.bind(layer.depthwise_kernel, -2, inputs)
@@ -138,7 +138,7 @@ def activated_at(walk: Walk, function: Any, x: Axes, axis: int) -> Axes:
     return activated(walk, function, x)
 
 
-def _embedding(walk: Walk, call: Call) -> list[Axes]:
+def _embedding(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, links = call.operation, walk.links
     if call.argument("reverse", 1, False):
         return _reversed(walk, call)
@@ -150,7 +150,7 @@ def _embedding(walk: Walk, call: Call) -> list[Axes]:
     return [Axes.fixed(call.outputs[0]).with_axis(-1, layer.output_dim, width)]
 
 
-def _reversed(walk: Walk, call: Call) -> list[Axes]:
+def _reversed(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x, links = call.operation, call.x, walk.links
     tied = getattr(layer, "tie_weights", True)
     weight, axis = (layer._embeddings, 1) if tied else (layer.reverse_embeddings, 0)
@@ -161,7 +161,7 @@ def _reversed(walk: Walk, call: Call) -> list[Axes]:
     return [Axes.fixed(call.outputs[0])]
 
 
-def _positions(walk: Walk, call: Call) -> list[Axes]:
+def _positions(walk: Walk, call: ChannelCall) -> list[Axes]:
     numbers = call.x.at(-1)
     walk.links.bind(call.operation.position_embeddings, 1, numbers)
     return [Axes.fixed(call.outputs[0]).with_axis(-1, call.x.shape[-1], numbers)]

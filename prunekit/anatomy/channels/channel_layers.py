@@ -11,7 +11,7 @@ import numpy as np
 from prunekit.anatomy.channels import channel_attention, channel_kernels, channel_normalization, channel_recurrent
 from prunekit.anatomy.channels.channel_axes import Axes
 from prunekit.anatomy.channels.channel_calls import (
-    Call,
+    ChannelCall,
     NotFollowedError,
     Rule,
     Walk,
@@ -34,22 +34,22 @@ _L = keras.layers
 # ---- entry by entry --------------------------------------------------------------------------------------------------
 
 
-def _same(walk: Walk, call: Call) -> list[Axes]:
+def _same(walk: Walk, call: ChannelCall) -> list[Axes]:
     return [replace(call.x, shape=shape) for shape in call.outputs]
 
 
-def _activation(walk: Walk, call: Call) -> list[Axes]:
+def _activation(walk: Walk, call: ChannelCall) -> list[Axes]:
     return [activated(walk, call.operation.activation, call.x)]
 
 
-def _softmax(walk: Walk, call: Call) -> list[Axes]:
+def _softmax(walk: Walk, call: ChannelCall) -> list[Axes]:
     x, axes = call.x, axes_of(call.operation)
     for axis in axes:
         walk.links.keep(x.at(axis), "softmax over the channels")
     return [replace(x.without(axes), zero=False)]
 
 
-def _rescaling(walk: Walk, call: Call) -> list[Axes]:
+def _rescaling(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x = call.operation, call.x
     if max(np.size(layer.scale), np.size(layer.offset)) > 1:
         walk.links.keep(x.at(-1), "Rescaling by one constant for each channel")
@@ -57,22 +57,22 @@ def _rescaling(walk: Walk, call: Call) -> list[Axes]:
     return [replace(x, zero=x.zero and layer.offset == 0)]
 
 
-def _relu(walk: Walk, call: Call) -> list[Axes]:
+def _relu(walk: Walk, call: ChannelCall) -> list[Axes]:
     return [replace(call.x, zero=call.x.zero and maps_zero_to_zero(call.operation))]
 
 
-def _merge(walk: Walk, call: Call) -> list[Axes]:
+def _merge(walk: Walk, call: ChannelCall) -> list[Axes]:
     inputs, shape = call.inputs, call.outputs[0]
     if len({len(one.shape) for one in inputs}) > 1 and any(one.labelled for one in inputs):
         raise NotFollowedError("it merges tensors of different ranks")
     return [elementwise(walk, inputs, shape, "any" if isinstance(call.operation, _L.Multiply) else "all")]
 
 
-def _concatenate(walk: Walk, call: Call) -> list[Axes]:
+def _concatenate(walk: Walk, call: ChannelCall) -> list[Axes]:
     return [concatenated(walk, call.inputs, call.operation.axis, call.outputs[0])]
 
 
-def _dot(walk: Walk, call: Call) -> list[Axes]:
+def _dot(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, inputs = call.operation, call.inputs
     axes = layer.axes if isinstance(layer.axes, list | tuple) else (layer.axes, layer.axes)
     if layer.normalize and not all(one.zero for one in inputs):
@@ -97,14 +97,14 @@ def _dot(walk: Walk, call: Call) -> list[Axes]:
 # ---- shapes ----------------------------------------------------------------------------------------------------------
 
 
-def _spatial(walk: Walk, call: Call) -> list[Axes]:
+def _spatial(walk: Walk, call: ChannelCall) -> list[Axes]:
     """Pooling, padding, cropping and upsampling: the channels stay where they are."""
     x, axis = call.x, channel_axis(call.operation, len(call.x.shape))
     keep_other_axes(walk, x, axis)
     return [replace(Axes.fixed(call.outputs[0]).with_axis(axis, x.shape[axis], x.channels[axis]), zero=x.zero)]
 
 
-def _global_pool(walk: Walk, call: Call) -> list[Axes]:
+def _global_pool(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x = call.operation, call.x
     axis = channel_axis(layer, len(x.shape))
     keep_other_axes(walk, x, axis)
@@ -113,26 +113,26 @@ def _global_pool(walk: Walk, call: Call) -> list[Axes]:
     return [replace(made.with_axis(at, x.shape[axis], x.channels[axis]), zero=x.zero)]
 
 
-def _flatten(walk: Walk, call: Call) -> list[Axes]:
+def _flatten(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x = call.operation, call.x
     if layer.data_format == "channels_first" and len(x.shape) > 2:
         x = Axes((x.shape[0], *x.shape[2:], x.shape[1]), (x.channels[0], *x.channels[2:], x.channels[1]), x.zero)
     return [walk.links.reshaped(x, call.outputs[0])]
 
 
-def _reshape(walk: Walk, call: Call) -> list[Axes]:
+def _reshape(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer = call.operation
     made = walk.links.reshaped(call.x, call.outputs[0])
     walk.links.resize(layer, target_shape=sizes(layer.target_shape, made.channels[1:]))
     return [made]
 
 
-def _permute(walk: Walk, call: Call) -> list[Axes]:
+def _permute(walk: Walk, call: ChannelCall) -> list[Axes]:
     order = (0, *call.operation.dims)
     return [Axes(call.outputs[0], tuple(call.x.channels[axis] for axis in order), call.x.zero)]
 
 
-def _repeat_vector(walk: Walk, call: Call) -> list[Axes]:
+def _repeat_vector(walk: Walk, call: ChannelCall) -> list[Axes]:
     x = call.x
     return [Axes(call.outputs[0], (x.channels[0], None, x.channels[1]), x.zero)]
 
@@ -140,7 +140,7 @@ def _repeat_vector(walk: Walk, call: Call) -> list[Axes]:
 # ---- the table -------------------------------------------------------------------------------------------------------
 
 
-def _not_followed(walk: Walk, call: Call) -> list[Axes]:
+def _not_followed(walk: Walk, call: ChannelCall) -> list[Axes]:
     raise NotFollowedError(f"layers of type {type(call.operation).__name__} are not followed")
 
 

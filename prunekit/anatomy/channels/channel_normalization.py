@@ -10,7 +10,7 @@ import numpy as np
 
 from prunekit.anatomy.channels.channel_axes import Axes, Kept, Scaled
 from prunekit.anatomy.channels.channel_calls import (
-    Call,
+    ChannelCall,
     NotFollowedError,
     Rule,
     Walk,
@@ -19,7 +19,7 @@ from prunekit.anatomy.channels.channel_calls import (
 )
 
 
-def _batch_norm(walk: Walk, call: Call) -> list[Axes]:
+def _batch_norm(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x = call.operation, call.x
     if getattr(layer, "renorm", False) and x.at(layer.axis) is not None:
         raise NotFollowedError("batch renormalisation keeps statistics that are not followed")
@@ -34,7 +34,7 @@ LAYER_NORMALIZATION = "layer_normalization"
 APPROXIMATIONS = (LAYER_NORMALIZATION,)
 
 
-def _approximated_norm(walk: Walk, call: Call, axis: int) -> list[Axes]:
+def _approximated_norm(walk: Walk, call: ChannelCall, axis: int) -> list[Axes]:
     """The statistics of the normalization are those of the kept channels."""
     layer, x = call.operation, call.x
     axis %= len(x.shape)
@@ -47,7 +47,7 @@ def _approximated_norm(walk: Walk, call: Call, axis: int) -> list[Axes]:
     return [replace(x, zero=layer.gamma is not None and x.labelled == (axis,))]
 
 
-def _layer_norm(walk: Walk, call: Call) -> list[Axes]:
+def _layer_norm(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x = call.operation, call.x
     axes = axes_of(layer)
     known = len(axes) == 1 and not getattr(layer, "rms_scaling", False)
@@ -58,24 +58,24 @@ def _layer_norm(walk: Walk, call: Call) -> list[Axes]:
     return [replace(x.without(axes), zero=False)]
 
 
-def _rms_norm(walk: Walk, call: Call) -> list[Axes]:
+def _rms_norm(walk: Walk, call: ChannelCall) -> list[Axes]:
     return _rms(walk, call, axes_of(call.operation), call.operation.scale)
 
 
-def _hub_rms_norm(walk: Walk, call: Call) -> list[Axes]:
+def _hub_rms_norm(walk: Walk, call: ChannelCall) -> list[Axes]:
     return _rms(walk, call, [-1], call.operation.scale)
 
 
-def _gemma_rms_norm(walk: Walk, call: Call) -> list[Axes]:
+def _gemma_rms_norm(walk: Walk, call: ChannelCall) -> list[Axes]:
     # It multiplies by 1 + scale.
     return _rms(walk, call, [-1], call.operation.scale, offset=1.0)
 
 
-def _t5_rms_norm(walk: Walk, call: Call) -> list[Axes]:
+def _t5_rms_norm(walk: Walk, call: ChannelCall) -> list[Axes]:
     return _rms(walk, call, [-1], call.operation.weight)
 
 
-def _rms(walk: Walk, call: Call, axes: Sequence[int], scale: Any, offset: float = 0.0) -> list[Axes]:
+def _rms(walk: Walk, call: ChannelCall, axes: Sequence[int], scale: Any, offset: float = 0.0) -> list[Axes]:
     layer, x, links = call.operation, call.x, walk.links
     carrying = [axis for axis in axes if x.at(axis) is not None]
     if not carrying:
@@ -92,7 +92,7 @@ def _rms(walk: Walk, call: Call, axes: Sequence[int], scale: Any, offset: float 
     return [x]
 
 
-def _group_norm(walk: Walk, call: Call) -> list[Axes]:
+def _group_norm(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x, links = call.operation, call.x, walk.links
     numbers = x.at(layer.axis)
     keep_other_axes(walk, x, layer.axis)
@@ -112,7 +112,7 @@ def _group_norm(walk: Walk, call: Call) -> list[Axes]:
     return [replace(x, zero=x.zero or layer.scale)]
 
 
-def _unit_norm(walk: Walk, call: Call) -> list[Axes]:
+def _unit_norm(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x = call.operation, call.x
     for axis in axes_of(layer):
         if not x.zero:
@@ -120,12 +120,12 @@ def _unit_norm(walk: Walk, call: Call) -> list[Axes]:
     return [x]
 
 
-def _normalization(walk: Walk, call: Call) -> list[Axes]:
+def _normalization(walk: Walk, call: ChannelCall) -> list[Axes]:
     walk.links.keep_all([call.x], "Normalization holds constants of its inputs")
     return [Axes.fixed(call.outputs[0])]
 
 
-def _prelu(walk: Walk, call: Call) -> list[Axes]:
+def _prelu(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x = call.operation, call.x
     for axis, numbers in enumerate(x.channels[1:]):
         if numbers is not None and layer.alpha.shape[axis] > 1:
@@ -133,7 +133,7 @@ def _prelu(walk: Walk, call: Call) -> list[Axes]:
     return [x]
 
 
-def _layer_scale(walk: Walk, call: Call) -> list[Axes]:
+def _layer_scale(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x = call.operation, call.x
     numbers = x.at(-1)
     if numbers is not None:

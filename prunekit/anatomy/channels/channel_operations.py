@@ -12,7 +12,7 @@ import numpy as np
 from prunekit.anatomy.channels.channel_axes import Axes, Kept, KeptSlice, Numbers
 from prunekit.anatomy.channels.channel_blocks import depth_to_space, space_to_depth
 from prunekit.anatomy.channels.channel_calls import (
-    Call,
+    ChannelCall,
     NotFollowedError,
     Rule,
     Walk,
@@ -42,14 +42,14 @@ _BINARY = (
 )
 
 
-def _unary(walk: Walk, call: Call) -> list[Axes]:
+def _unary(walk: Walk, call: ChannelCall) -> list[Axes]:
     x = call.x
     if not x.labelled:
         return [replace(x, shape=call.outputs[0])]
     return [replace(x, zero=x.zero and maps_zero_to_zero(call.operation.call))]
 
 
-def _binary(walk: Walk, call: Call) -> list[Axes]:
+def _binary(walk: Walk, call: ChannelCall) -> list[Axes]:
     kind, given = type(call.operation).__name__, [*call.args, *call.kwargs.values()]
     operands = [one if isinstance(one, Axes) else _constant(one) for one in given if one is not None]
     if kind == "Multiply":
@@ -69,7 +69,7 @@ def _constant(value: Any) -> Axes:
 # ---- sums of products ------------------------------------------------------------------------------------------------
 
 
-def _einsum(walk: Walk, call: Call) -> list[Axes]:
+def _einsum(walk: Walk, call: ChannelCall) -> list[Axes]:
     text = call.operation.subscripts.replace(" ", "")
     if "->" not in text:
         raise NotFollowedError(f"the result of {text!r} is not named")
@@ -89,7 +89,7 @@ def _einsum(walk: Walk, call: Call) -> list[Axes]:
     return [contracted(walk, inputs, filled, output, call.outputs[0])]
 
 
-def _matmul(walk: Walk, call: Call) -> list[Axes]:
+def _matmul(walk: Walk, call: ChannelCall) -> list[Axes]:
     inputs = [one for one in call.args if isinstance(one, Axes)]
     if len(inputs) != 2 or min(len(one.shape) for one in inputs) < 2:
         raise NotFollowedError("an operand is a constant or a vector")
@@ -102,7 +102,7 @@ def _matmul(walk: Walk, call: Call) -> list[Axes]:
     return [contracted(walk, inputs, letters, output, call.outputs[0])]
 
 
-def _attention(walk: Walk, call: Call) -> list[Axes]:
+def _attention(walk: Walk, call: ChannelCall) -> list[Axes]:
     query, key, value = call.argument("query", 0), call.argument("key", 1), call.argument("value", 2)
     for one in (query, key, value):
         walk.links.keep(one.at(1), "channels at the axis of the sequence")
@@ -123,7 +123,7 @@ def _attention(walk: Walk, call: Call) -> list[Axes]:
 # ---- along an axis ---------------------------------------------------------------------------------------------------
 
 
-def _softmax(walk: Walk, call: Call) -> list[Axes]:
+def _softmax(walk: Walk, call: ChannelCall) -> list[Axes]:
     x, axis = call.x, call.operation.axis
     axes = range(len(x.shape)) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
     return [_without(walk, x, axes, call.outputs[0], "softmax over the channels")]
@@ -135,7 +135,7 @@ def _without(walk: Walk, x: Axes, axes: Any, shape: Sequence[int | None], reason
     return replace(x.without(axes), shape=tuple(shape), zero=False)
 
 
-def _reduction(walk: Walk, call: Call) -> list[Axes]:
+def _reduction(walk: Walk, call: ChannelCall) -> list[Axes]:
     operation, x = call.operation, call.x
     kind, axis = type(operation).__name__, operation.axis
     axes = range(len(x.shape)) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
@@ -152,7 +152,7 @@ def _reduction(walk: Walk, call: Call) -> list[Axes]:
     return [Axes(call.outputs[0], tuple(kept), x.zero and zero)]
 
 
-def _along(walk: Walk, call: Call) -> list[Axes]:
+def _along(walk: Walk, call: ChannelCall) -> list[Axes]:
     """Operations along one axis that keep its length: sort, cumulative sums, flip, roll."""
     operation, x = call.operation, call.x
     axis = operation.axis
@@ -165,7 +165,7 @@ def _along(walk: Walk, call: Call) -> list[Axes]:
 # ---- shapes ----------------------------------------------------------------------------------------------------------
 
 
-def _reshape(walk: Walk, call: Call) -> list[Axes]:
+def _reshape(walk: Walk, call: ChannelCall) -> list[Axes]:
     operation = call.operation
     made = walk.links.reshaped(call.x, call.outputs[0])
     if not isinstance(operation.newshape, tuple | list):
@@ -174,17 +174,17 @@ def _reshape(walk: Walk, call: Call) -> list[Axes]:
     return [made]
 
 
-def _squeeze_or_expand(walk: Walk, call: Call) -> list[Axes]:
+def _squeeze_or_expand(walk: Walk, call: ChannelCall) -> list[Axes]:
     return [walk.links.reshaped(call.x, call.outputs[0])]
 
 
-def _transpose(walk: Walk, call: Call) -> list[Axes]:
+def _transpose(walk: Walk, call: ChannelCall) -> list[Axes]:
     x, order = call.x, call.operation.axes
     order = tuple(reversed(range(len(x.shape)))) if order is None else order
     return [Axes(call.outputs[0], tuple(x.channels[axis] for axis in order), x.zero)]
 
 
-def _swapaxes(walk: Walk, call: Call) -> list[Axes]:
+def _swapaxes(walk: Walk, call: ChannelCall) -> list[Axes]:
     x, operation = call.x, call.operation
     order = list(range(len(x.shape)))
     one, other = operation.axis1 % len(order), operation.axis2 % len(order)
@@ -192,7 +192,7 @@ def _swapaxes(walk: Walk, call: Call) -> list[Axes]:
     return [Axes(call.outputs[0], tuple(x.channels[axis] for axis in order), x.zero)]
 
 
-def _moveaxis(walk: Walk, call: Call) -> list[Axes]:
+def _moveaxis(walk: Walk, call: ChannelCall) -> list[Axes]:
     x, operation = call.x, call.operation
     order = np.moveaxis(np.empty((2,) * len(x.shape)), operation.source, operation.destination)
     places = np.moveaxis(np.arange(2 ** len(x.shape)).reshape(order.shape), operation.source, operation.destination)
@@ -201,12 +201,12 @@ def _moveaxis(walk: Walk, call: Call) -> list[Axes]:
     return [Axes(call.outputs[0], tuple(x.channels[axis] for axis in axes), x.zero)]
 
 
-def _concatenate(walk: Walk, call: Call) -> list[Axes]:
+def _concatenate(walk: Walk, call: ChannelCall) -> list[Axes]:
     tensors = [one if isinstance(one, Axes) else _constant(one) for one in call.args[0]]
     return [concatenated(walk, tensors, call.operation.axis, call.outputs[0])]
 
 
-def _stack(walk: Walk, call: Call) -> list[Axes]:
+def _stack(walk: Walk, call: ChannelCall) -> list[Axes]:
     axis = call.operation.axis % len(call.outputs[0])
     tensors = [one if isinstance(one, Axes) else _constant(one) for one in call.args[0]]
     shape = (*call.outputs[0][:axis], *call.outputs[0][axis + 1 :])
@@ -215,7 +215,7 @@ def _stack(walk: Walk, call: Call) -> list[Axes]:
     return [Axes(call.outputs[0], channels, made.zero)]
 
 
-def _split(walk: Walk, call: Call) -> list[Axes]:
+def _split(walk: Walk, call: ChannelCall) -> list[Axes]:
     operation, x = call.operation, call.x
     axis = operation.axis % len(x.shape)
     numbers = x.channels[axis]
@@ -233,7 +233,7 @@ def _split(walk: Walk, call: Call) -> list[Axes]:
     return [x.with_axis(axis, shape[axis], numbers[begin:end]) for begin, end, shape in pairs]
 
 
-def _get_item(walk: Walk, call: Call) -> list[Axes]:
+def _get_item(walk: Walk, call: ChannelCall) -> list[Axes]:
     x, key = call.x, call.argument("key", 1)
     key = list(key) if isinstance(key, tuple | list) else [key]
     if any(isinstance(one, Axes) for one in key):
@@ -269,7 +269,7 @@ def _get_item(walk: Walk, call: Call) -> list[Axes]:
     return [Axes(call.outputs[0], tuple(found), x.zero)]
 
 
-def _take(walk: Walk, call: Call) -> list[Axes]:
+def _take(walk: Walk, call: ChannelCall) -> list[Axes]:
     x, axis = call.x, call.operation.axis
     indices = call.argument("indices", 1)
     if axis is None:
@@ -281,7 +281,7 @@ def _take(walk: Walk, call: Call) -> list[Axes]:
     return [Axes(call.outputs[0], channels, x.zero)]
 
 
-def _repeat(walk: Walk, call: Call) -> list[Axes]:
+def _repeat(walk: Walk, call: ChannelCall) -> list[Axes]:
     operation, x = call.operation, call.x
     if operation.axis is None or not isinstance(operation.repeats, int):
         raise NotFollowedError("it repeats entries by different numbers")
@@ -296,7 +296,7 @@ def _repeat(walk: Walk, call: Call) -> list[Axes]:
     return [x.with_axis(axis, call.outputs[0][axis], made)]
 
 
-def _tile(walk: Walk, call: Call) -> list[Axes]:
+def _tile(walk: Walk, call: ChannelCall) -> list[Axes]:
     repeats, x = call.operation.repeats, call.x
     repeats = (repeats,) if isinstance(repeats, int) else tuple(repeats)
     repeats = (1,) * (len(x.shape) - len(repeats)) + repeats
@@ -307,14 +307,14 @@ def _tile(walk: Walk, call: Call) -> list[Axes]:
     return [Axes(call.outputs[0], channels, x.zero)]
 
 
-def _broadcast_to(walk: Walk, call: Call) -> list[Axes]:
+def _broadcast_to(walk: Walk, call: ChannelCall) -> list[Axes]:
     x, operation = call.x, call.operation
     made = elementwise(walk, [x], call.outputs[0], "all")
     walk.links.resize(operation, shape=sizes(operation.shape, made.channels))
     return [made]
 
 
-def _pad(walk: Walk, call: Call) -> list[Axes]:
+def _pad(walk: Walk, call: ChannelCall) -> list[Axes]:
     x, width = call.x, call.operation.pad_width
     pairs = np.broadcast_to(np.asarray(width), (len(x.shape), 2))
     for axis in x.labelled:
@@ -325,14 +325,14 @@ def _pad(walk: Walk, call: Call) -> list[Axes]:
     return [Axes(call.outputs[0], channels, x.zero and not isinstance(constant, Axes) and not constant)]
 
 
-def _pool(walk: Walk, call: Call) -> list[Axes]:
+def _pool(walk: Walk, call: ChannelCall) -> list[Axes]:
     x = call.x
     axis = channel_axis(call.operation, len(x.shape))
     keep_other_axes(walk, x, axis)
     return [replace(Axes.fixed(call.outputs[0]).with_axis(axis, x.shape[axis], x.channels[axis]), zero=x.zero)]
 
 
-def _new(walk: Walk, call: Call) -> list[Axes]:
+def _new(walk: Walk, call: ChannelCall) -> list[Axes]:
     """Operations whose result has a shape that is written in the graph."""
     for one in call.inputs:
         if one.labelled:

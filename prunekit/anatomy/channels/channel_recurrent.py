@@ -10,7 +10,7 @@ import numpy as np
 
 from prunekit.anatomy.channels.channel_axes import Axes, Kept
 from prunekit.anatomy.channels.channel_calls import (
-    Call,
+    ChannelCall,
     NotFollowedError,
     Rule,
     Walk,
@@ -25,7 +25,7 @@ from prunekit.anatomy.graph.model_graph import graph_of
 _GATES = {"SimpleRNNCell": 1, "GRUCell": 3, "LSTMCell": 4, "ConvLSTMCell": 4}
 
 
-def _recurrent(walk: Walk, call: Call) -> list[Axes]:
+def _recurrent(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x, links = call.operation, call.x, walk.links
     cell = layer.cell
     if type(cell).__name__ not in _GATES or not type(cell).__module__.startswith("keras."):
@@ -61,7 +61,7 @@ def _with_units(shape: Sequence[int | None], layer: Any, units: np.ndarray) -> A
     return Axes.fixed(shape).with_axis(axis, units.size, units)
 
 
-def _bidirectional(walk: Walk, call: Call) -> list[Axes]:
+def _bidirectional(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x = call.operation, call.x
     if len(call.inputs) > 1 and call.argument("initial_state", 1) is not None:
         raise NotFollowedError("it is called with an initial state")
@@ -83,7 +83,7 @@ def _bidirectional(walk: Walk, call: Call) -> list[Axes]:
     return [elementwise(walk, [one, other], call.outputs[0], "any" if layer.merge_mode == "mul" else "all"), *states]
 
 
-def _time_distributed(walk: Walk, call: Call) -> list[Axes]:
+def _time_distributed(walk: Walk, call: ChannelCall) -> list[Axes]:
     layer, x = call.operation, call.x
     if graph_of(layer.layer) is not None:
         raise NotFollowedError("it contains a model")

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.channels.channel_axes import Axes, components
-from prunekit.anatomy.channels.channel_calls import Call, NotFollowedError
+from prunekit.anatomy.channels.channel_calls import ChannelCall, NotFollowedError
 from prunekit.anatomy.channels.channel_layers import layer_rule
 from prunekit.anatomy.channels.channel_links import STAYS, Links, WeightAxes
 from prunekit.anatomy.channels.channel_operations import operation_rule
@@ -162,7 +162,7 @@ class _Walk:
         shapes = [keras.KerasTensor(one.shape, dtype=layer.compute_dtype) for one in inputs]
         outputs = layer.compute_output_spec(*shapes)
         found = tuple(tuple(one.shape) for one in keras.tree.flatten(outputs))
-        return self.call(Call(layer, tuple(inputs), {}, found))
+        return self.call(ChannelCall(layer, tuple(inputs), {}, found))
 
     def through(self, function: Any, x: Axes) -> Axes:
         """Returns the axes of the output of a function of `keras.ops`."""
@@ -184,7 +184,7 @@ class _Walk:
 
         for node in nodes:
             args, kwargs = keras.tree.map_structure(known, (node.arguments.args, node.arguments.kwargs))
-            call = Call(node.operation, args, kwargs, tuple(tuple(one.shape) for one in node.outputs), node)
+            call = ChannelCall(node.operation, args, kwargs, tuple(tuple(one.shape) for one in node.outputs), node)
             for tensor, axes in zip(node.outputs, self.call(call), strict=True):
                 facts[id(tensor)] = axes
 
@@ -192,7 +192,7 @@ class _Walk:
         axes = tuple(self.links.weight(variable, axis) if n > 1 else None for axis, n in enumerate(variable.shape))
         return Axes(tuple(variable.shape), axes)
 
-    def call(self, call: Call) -> list[Axes]:
+    def call(self, call: ChannelCall) -> list[Axes]:
         """Returns the axes of the outputs of a call; a call without a rule keeps the channels of its inputs."""
         operation = call.operation
         with self.links.at(operation.name):
@@ -204,7 +204,7 @@ class _Walk:
                 self._wall(call, str(reason))
                 return [Axes.fixed(shape) for shape in call.outputs]
 
-    def _by_rule(self, call: Call) -> list[Axes]:
+    def _by_rule(self, call: ChannelCall) -> list[Axes]:
         operation = call.operation
         if not isinstance(operation, keras.layers.Layer):
             rule = operation_rule(operation)
@@ -221,7 +221,7 @@ class _Walk:
             return [Axes.fixed(shape) for shape in call.outputs]
         return self.inside(call)
 
-    def inside(self, call: Call) -> list[Axes]:
+    def inside(self, call: ChannelCall) -> list[Axes]:
         """Returns the axes of the outputs of a call from the calls inside its layer, which may replace the layer."""
         layer, node, kind = call.operation, call.node, type(call.operation).__name__
         missing = "" if node is None else lost_mask(layer, node.arguments.args, node.arguments.kwargs)
@@ -250,7 +250,7 @@ class _Walk:
         self._nodes(call.nodes, facts)
         return [facts[id(tensor)] for tensor in keras.tree.flatten(call.outputs)]
 
-    def _wall(self, call: Call, reason: str) -> None:
+    def _wall(self, call: ChannelCall, reason: str) -> None:
         self.links.keep_all(call.inputs, reason)
         if getattr(call.operation, "weights", ()):
             self.links.stay(reason)
@@ -260,7 +260,7 @@ class _Walk:
                 self.links.keep(numbers, reason)
 
 
-def _check(found: Sequence[Axes], call: Call) -> None:
+def _check(found: Sequence[Axes], call: ChannelCall) -> None:
     """Raises unless the axes fit the shapes of the outputs."""
     fits = len(found) == len(call.outputs)
     for axes, shape in zip(found, call.outputs, strict=False):

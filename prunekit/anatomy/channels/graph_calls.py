@@ -11,7 +11,7 @@ import keras
 from prunekit.anatomy.graph.model_graph import tensors_in
 
 
-class Call:
+class GraphCall:
     """One call of a layer or operation. The model's own symbolic tensors stand for inputs and outputs.
 
     Args:
@@ -80,16 +80,16 @@ class Graph:
         calls: Its calls in order of execution.
     """
 
-    def __init__(self, model: Any, inputs: Any, outputs: Any, calls: Sequence[Call]):
+    def __init__(self, model: Any, inputs: Any, outputs: Any, calls: Sequence[GraphCall]):
         self.model, self.inputs, self.outputs, self.calls = model, inputs, outputs, list(calls)
-        self._producers: dict[int, Call] | None = None
-        self._readers: dict[int, list[Call]] = {}
+        self._producers: dict[int, GraphCall] | None = None
+        self._readers: dict[int, list[GraphCall]] = {}
 
-    def producer(self, tensor: Any) -> Call | None:
+    def producer(self, tensor: Any) -> GraphCall | None:
         """Returns the call that computes a tensor; None for an input."""
         return self._index().get(id(tensor))
 
-    def readers(self, tensor: Any) -> list[Call]:
+    def readers(self, tensor: Any) -> list[GraphCall]:
         """Returns the calls that read a tensor, each once."""
         self._index()
         return self._readers.get(id(tensor), [])
@@ -142,7 +142,7 @@ class Graph:
         self.calls = left[::-1]
         self._producers = None
 
-    def _index(self) -> dict[int, Call]:
+    def _index(self) -> dict[int, GraphCall]:
         if self._producers is None:
             self._producers, self._readers = {}, {}
             for call in self.calls:

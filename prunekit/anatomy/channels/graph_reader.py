@@ -10,7 +10,7 @@ import keras
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.ops.numpy import Multiply
 
-from prunekit.anatomy.channels.graph_calls import Call, Graph
+from prunekit.anatomy.channels.graph_calls import Graph, GraphCall
 from prunekit.anatomy.channels.recorded_calls import RecordedCall, graph_call, recorded_model
 from prunekit.anatomy.graph.model_graph import (
     calls_of,
@@ -109,7 +109,7 @@ class _Reader:
         calls = self._calls(call.nodes, tensors, place)
         return Graph(model, inputs, with_tensors(call.outputs, tensors), calls)
 
-    def _calls(self, nodes: Sequence[Any], tensors: dict[int, Any], place: _Place) -> list[Call]:
+    def _calls(self, nodes: Sequence[Any], tensors: dict[int, Any], place: _Place) -> list[GraphCall]:
         """Returns the calls of nodes, with those inside opened layers.
 
         Args:
@@ -117,7 +117,7 @@ class _Reader:
             tensors: id of a tensor of the nodes -> the tensor that replaces it in the calls. Outputs are added.
             place: Where the nodes are.
         """
-        found: list[Call] = []
+        found: list[GraphCall] = []
         for node in nodes:
             args, kwargs = with_tensors((node.arguments.args, node.arguments.kwargs), tensors)
             opened = self._opened_node(node)
@@ -149,7 +149,7 @@ class _Reader:
         shares = id(node.operation) in self._sharing and _is_plain(node)
         return self._opened(node) or (graph_call(node.operation) if shares else None)
 
-    def _call_of(self, operation: Any, args: Any, kwargs: Any, outputs: Sequence[Any], place: _Place) -> Call:
+    def _call_of(self, operation: Any, args: Any, kwargs: Any, outputs: Sequence[Any], place: _Place) -> GraphCall:
         """Returns the call of a layer or operation that stays; reads a nested model, once."""
         given = tensors_in(args)
         if self._opens and type(operation) is Multiply and len(given) == 1:
@@ -160,14 +160,14 @@ class _Reader:
                 name = _unused(f"{place.prefix}{operation.name}", place.taken) if place.prefix else operation.name
                 operation = keras.layers.Rescaling(float(number), dtype=outputs[0].dtype, name=name)
                 place.taken[name] = id(operation)
-                return Call(operation, (given[0],), {}, outputs)
+                return GraphCall(operation, (given[0],), {}, outputs)
         if id(operation) not in self._named:
             self._named.add(id(operation))
             self._name(operation, place)
             inner = graph_call(operation)
             if inner is not None:
                 self.nested[id(operation)] = self._read(operation, inner)
-        return Call(operation, args, kwargs, outputs)
+        return GraphCall(operation, args, kwargs, outputs)
 
     def _name(self, operation: Any, place: _Place) -> None:
         """Gives a name that no other layer has: "b" in "a" becomes "a_b", which may also be a layer beside "a"."""

@@ -15,15 +15,15 @@ from prunekit.anatomy.graph.tracing import NOT_CALLED, Trace, forward_trace, ite
 from prunekit.anatomy.layers.layers import takes_part_in_products
 from prunekit.anatomy.layers.model_weights import Weight, check_built, raw_variables_in, weights_in
 from prunekit.anatomy.layers.targets import Target
-from prunekit.anatomy.records.reports import Event, Report, Skipped, WeightRow
+from prunekit.anatomy.records.reports import Event, Skipped, SparsityReport, WeightRow
 from prunekit.sparsity.detection import detect
 
-__all__ = ["Event", "Report", "Skipped", "WeightRow", "inspect"]
+__all__ = ["Event", "SparsityReport", "Skipped", "WeightRow", "inspect"]
 
 # ---------------------------------------------------------------- inspecting
 
 
-def inspect(model: Any, *, inputs: Any = None) -> Report:
+def inspect(model: Any, *, inputs: Any = None) -> SparsityReport:
     """Returns a report on the current weights of a Keras 3 model, with one row per variable.
 
     Args:
@@ -49,10 +49,10 @@ def inspect(model: Any, *, inputs: Any = None) -> Report:
     rows = tuple(_row(weight, found, batch) for weight in weights)
     if found is not None:
         notes += _what_is_not_counted(model, weights, rows, found)
-    return Report(model.name, rows, skipped=tuple(raw_variables_in(model)), notes=tuple(notes))
+    return SparsityReport(model.name, rows, skipped=tuple(raw_variables_in(model)), notes=tuple(notes))
 
 
-def inspect_again(before: Report, targets: Sequence[Target]) -> Report:
+def inspect_again(before: SparsityReport, targets: Sequence[Target]) -> SparsityReport:
     """Returns the report on a model of which only the values of `targets` changed since the report `before`."""
     variables = {target.name: target for target in targets}
     rows = tuple(_renewed(row, variables[row.name]) if row.name in variables else row for row in before.weights)

@@ -15,7 +15,7 @@ from prunekit.anatomy.graph.example_inputs import arrays_in, example_inputs, sym
 from prunekit.anatomy.graph.flow import Flow, LayerCall, SymbolicPass, gradient_flow
 from prunekit.anatomy.graph.model_graph import calls_of, graph_of, tensors_in
 from prunekit.anatomy.graph.watching import watching_outside_loops
-from prunekit.anatomy.layers.counting import Call, Shape, Sources
+from prunekit.anatomy.layers.counting import LayerShapes, Shape, Sources
 from prunekit.anatomy.layers.layers import is_repeater, macs, multiplied_by, own_variables, steps_of, sublayers
 
 # Reason why the multiply-accumulates of a layer without calls are unknown.
@@ -68,11 +68,11 @@ class Trace:
     unknown: dict[int, str] = field(default_factory=dict)
     unsized: dict[int, str] = field(default_factory=dict)
 
-    def add(self, seen: LayerCall, flow: Flow, times: int) -> Call:
+    def add(self, seen: LayerCall, flow: Flow, times: int) -> LayerShapes:
         """Adds the multiply-accumulates of `times` calls equal to `seen` to the counts; returns the call's shapes."""
         layer, key = seen.layer, id(seen.layer)
         types = tuple(_type_name(tensor.dtype) for tensor in seen.inputs)
-        call = Call(tuple(map(self._static, seen.inputs)), tuple(map(self._static, seen.outputs)), types)
+        call = LayerShapes(tuple(map(self._static, seen.inputs)), tuple(map(self._static, seen.outputs)), types)
         counted = macs(layer, call)
         self.outputs.setdefault(key, tuple(seen.outputs[0].shape) if seen.outputs else ())
         if counted is None:
@@ -244,7 +244,7 @@ def _one_pass(found: Trace, one: _Pending, *, training: bool) -> list[_Pending]:
     return inner
 
 
-def _steps(seen: LayerCall, call: Call, flow: Flow, times: int) -> list[_Pending]:
+def _steps(seen: LayerCall, call: LayerShapes, flow: Flow, times: int) -> list[_Pending]:
     """Returns the pass over one time step for a layer that iterates over time steps; an empty list for others."""
     steps = steps_of(seen.layer, call)
     if steps is None:

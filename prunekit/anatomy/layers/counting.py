@@ -15,7 +15,7 @@ Sources = tuple["int | str", ...]
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerShapes:
     """Shapes of one layer call: inputs in the order of `call`'s signature, and outputs.
 
     Attributes:
@@ -43,7 +43,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Steps:
+class TimeSteps:
     """An inner layer, and the time steps to which an outer layer applies it.
 
     Attributes:
@@ -62,12 +62,12 @@ class Steps:
 # ---------------------------------------------------------------- uses: MACs per kernel element and call
 
 
-def per_input_row(layer: Any, call: Call) -> int:
+def per_input_row(layer: Any, call: LayerShapes) -> int:
     """Returns the product of the lengths of all input axes except the last."""
     return math.prod(call.inputs[0][:-1])
 
 
-def per_example(layer: Any, call: Call) -> int:
+def per_example(layer: Any, call: LayerShapes) -> int:
     """Returns the batch size."""
     return call.inputs[0][0]
 
@@ -76,12 +76,12 @@ def _channels(layer: Any, shape: Shape) -> int:
     return shape[-1] if layer.data_format == "channels_last" else shape[1]
 
 
-def per_output_position(layer: Any, call: Call) -> int:
+def per_output_position(layer: Any, call: LayerShapes) -> int:
     """Returns the number of output positions in the whole batch."""
     return math.prod(call.outputs[0]) // _channels(layer, call.outputs[0])
 
 
-def per_input_position(layer: Any, call: Call) -> int:
+def per_input_position(layer: Any, call: LayerShapes) -> int:
     """Returns the number of input positions in the whole batch."""
     # A transposed convolution spreads every input position over the whole kernel; cropped outputs are counted too.
     return math.prod(call.inputs[0]) // _channels(layer, call.inputs[0])
@@ -138,7 +138,7 @@ def einsum_axes(layer: Any, rank: int) -> EinsumAxes | None:
     return EinsumAxes(data, kernel, output, rows, groups, inputs, outputs) if complete and inputs else None
 
 
-def einsum_uses(layer: Any, call: Call) -> int:
+def einsum_uses(layer: Any, call: LayerShapes) -> int:
     """Returns the product of the lengths of the input axes that the kernel does not have."""
     data, kernel, _ = einsum_labels(layer)
     shape = call.inputs[0]
@@ -151,7 +151,7 @@ def einsum_uses(layer: Any, call: Call) -> int:
     return math.prod(free)
 
 
-def reversible_uses(layer: Any, call: Call) -> dict[str, int]:
+def reversible_uses(layer: Any, call: LayerShapes) -> dict[str, int]:
     """Returns the input rows of the reverse projection; 0 for a lookup."""
     # A lookup multiplies nothing and adds an axis; the reverse projection keeps the rank.
     rows = math.prod(call.inputs[0][:-1]) if len(call.inputs[0]) == len(call.outputs[0]) else 0
@@ -161,7 +161,7 @@ def reversible_uses(layer: Any, call: Call) -> dict[str, int]:
 # ---------------------------------------------------------------- products between activations
 
 
-def _key(call: Call) -> int:
+def _key(call: LayerShapes) -> int:
     """Returns the index of the key input: the third input if it is a key and not a mask, else the value's."""
     return 2 if len(call.types) > 2 and "float" in call.types[2] else 1
 
@@ -171,7 +171,7 @@ def _attended(scores: int, sums: int, query: Sources, key: Sources, value: Sourc
     return Product(scores, (query, key)), Product(sums, ((*query, *key), value))
 
 
-def attention_products(layer: Any, call: Call) -> tuple[Product, ...]:
+def attention_products(layer: Any, call: LayerShapes) -> tuple[Product, ...]:
     """Returns the products of the scores (queries x values x width) and of the weighted sum of the values."""
     query, value = call.inputs[0], call.inputs[1]
     pairs = math.prod(query[:-1]) * value[-2]
@@ -181,19 +181,19 @@ def attention_products(layer: Any, call: Call) -> tuple[Product, ...]:
     return Product(scores, ((0,), (_key(call),))), sums
 
 
-def additive_attention_products(layer: Any, call: Call) -> tuple[Product, ...]:
+def additive_attention_products(layer: Any, call: LayerShapes) -> tuple[Product, ...]:
     """Returns the products of the scores (scale times tanh of each pair's sum) and of the weighted sum of values."""
     query, value = call.inputs[0], call.inputs[1]
     pairs = math.prod(query[:-1]) * value[-2]
     return _attended(pairs * query[-1], pairs * value[-1], ("scale",), (0, _key(call)), (1,))
 
 
-def _projected(scores: int, sums: int, call: Call) -> tuple[Product, ...]:
+def _projected(scores: int, sums: int, call: LayerShapes) -> tuple[Product, ...]:
     query, key, value = (0, "_query_dense"), (_key(call), "_key_dense"), (1, "_value_dense")
     return _attended(scores, sums, query, key, value)
 
 
-def multi_head_products(layer: Any, call: Call) -> tuple[Product, ...]:
+def multi_head_products(layer: Any, call: LayerShapes) -> tuple[Product, ...]:
     """Returns the two products between activations of all heads, without the projections."""
     query, value = call.inputs[0], call.inputs[1]
     axes = [axis % len(query) for axis in layer._attention_axes]
@@ -201,14 +201,14 @@ def multi_head_products(layer: Any, call: Call) -> tuple[Product, ...]:
     return _projected(pairs * layer._key_dim, pairs * layer._value_dim, call)
 
 
-def group_query_products(layer: Any, call: Call) -> tuple[Product, ...]:
+def group_query_products(layer: Any, call: LayerShapes) -> tuple[Product, ...]:
     """Returns the two products of all query heads; each of the heads that share a key multiplies with it."""
     query, value = call.inputs[0], call.inputs[1]
     each = layer.num_query_heads * math.prod(query[:-1]) * value[1] * layer.head_dim
     return _projected(each, each, call)
 
 
-def dot_products(layer: Any, call: Call) -> tuple[Product, ...]:
+def dot_products(layer: Any, call: LayerShapes) -> tuple[Product, ...]:
     """Returns the product that contracts the two inputs."""
     axis = layer.axes if isinstance(layer.axes, int) else layer.axes[0]
     return (Product(math.prod(call.outputs[0]) * call.inputs[0][axis], ((0,), (1,))),)

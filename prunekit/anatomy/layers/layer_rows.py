@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prunekit.anatomy.layers.counting import Call, Product
+from prunekit.anatomy.layers.counting import LayerShapes, Product
 from prunekit.anatomy.layers.weight_spec import WeightSpec
 
 STATE = "it is state that the layer keeps, not a weight that it learns"
-Uses = Callable[[Any, Call], "int | Mapping[str, int]"]
+Uses = Callable[[Any, LayerShapes], "int | Mapping[str, int]"]
 Weights = Mapping[str, "WeightSpec | Callable[[Any], WeightSpec]"]
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """One row of the table.
 
     Attributes:
@@ -28,7 +28,7 @@ class Row:
 
     weights: Weights
     uses: Uses | None = None
-    products: Callable[[Any, Call], tuple[Product, ...]] | None = None
+    products: Callable[[Any, LayerShapes], tuple[Product, ...]] | None = None
     counted: bool = True
 
 

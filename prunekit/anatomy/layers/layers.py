@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from prunekit.anatomy.layers import counting, keras_hub_layers
-from prunekit.anatomy.layers.counting import Call, Product, Shape, Sources, Steps
+from prunekit.anatomy.layers.counting import LayerShapes, Product, Shape, Sources, TimeSteps
 from prunekit.anatomy.layers.layer_rows import (
     BIAS,
     DEPTHWISE,
@@ -29,7 +29,7 @@ from prunekit.anatomy.layers.layer_rows import (
     RECURRENT,
     SLOPE,
     TRANSPOSED,
-    Row,
+    LayerRow,
     Uses,
     Weights,
 )
@@ -70,56 +70,60 @@ def _cell(layer_type: type) -> type:
     return inspect.getmodule(_base(layer_type, "ConvLSTM")).ConvLSTMCell  # type: ignore[union-attr]
 
 
-def _first_table() -> dict[type, Row]:
+def _first_table() -> dict[type, LayerRow]:
     kernel_and_bias: Weights = {"kernel": KERNEL, "bias": BIAS}
     recurrent: Weights = {"kernel": KERNEL, "recurrent_kernel": RECURRENT, "bias": BIAS}
     table = {
-        _L.Dense: Row(kernel_and_bias, counting.per_input_row),
-        _L.EinsumDense: Row({"kernel": _einsum_kernel, "bias": BIAS}, counting.einsum_uses),
-        _base(_L.Conv2D, "BaseConv"): Row({"kernel": _convolution_kernel, "bias": BIAS}, counting.per_output_position),
-        _base(_L.Conv2DTranspose, "BaseConvTranspose"): Row(
+        _L.Dense: LayerRow(kernel_and_bias, counting.per_input_row),
+        _L.EinsumDense: LayerRow({"kernel": _einsum_kernel, "bias": BIAS}, counting.einsum_uses),
+        _base(_L.Conv2D, "BaseConv"): LayerRow(
+            {"kernel": _convolution_kernel, "bias": BIAS}, counting.per_output_position
+        ),
+        _base(_L.Conv2DTranspose, "BaseConvTranspose"): LayerRow(
             {"kernel": TRANSPOSED, "bias": BIAS}, counting.per_input_position
         ),
-        _base(_L.DepthwiseConv2D, "BaseDepthwiseConv"): Row(
+        _base(_L.DepthwiseConv2D, "BaseDepthwiseConv"): LayerRow(
             {"kernel": DEPTHWISE, "bias": BIAS}, counting.per_output_position
         ),
-        _base(_L.SeparableConv2D, "BaseSeparableConv"): Row(
+        _base(_L.SeparableConv2D, "BaseSeparableConv"): LayerRow(
             {"depthwise_kernel": DEPTHWISE, "pointwise_kernel": KERNEL, "bias": BIAS}, counting.per_output_position
         ),
-        _L.Embedding: Row({"embeddings": EMBEDDING}),
-        _cell(_L.ConvLSTM2D): Row(recurrent, counting.per_output_position),
-        _L.BatchNormalization: Row(
+        _L.Embedding: LayerRow({"embeddings": EMBEDDING}),
+        _cell(_L.ConvLSTM2D): LayerRow(recurrent, counting.per_output_position),
+        _L.BatchNormalization: LayerRow(
             {"gamma": NORM, "beta": NORM}
             | dict.fromkeys(
                 ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev"), NORM_STATE
             )
         ),
-        _L.SpectralNormalization: Row({"vector_u": NORM_STATE}),
-        _L.Normalization: Row(dict.fromkeys(("adapt_mean", "adapt_variance", "count"), NORM_STATE)),
-        _L.PReLU: Row({"alpha": SLOPE}),
-        _L.Attention: Row({"scale": OTHER, "concat_score_weight": OTHER}, products=counting.attention_products),
-        _L.AdditiveAttention: Row({"scale": OTHER}, products=counting.additive_attention_products),
-        _L.MultiHeadAttention: Row({}, products=counting.multi_head_products),
-        _L.GroupQueryAttention: Row({}, products=counting.group_query_products),
-        _L.Dot: Row({}, products=counting.dot_products),
-        _L.STFTSpectrogram: Row({"real_kernel": OTHER_STATE, "imag_kernel": OTHER_STATE}, counted=False),
-        _L.MelSpectrogram: Row({}, counted=False),
+        _L.SpectralNormalization: LayerRow({"vector_u": NORM_STATE}),
+        _L.Normalization: LayerRow(dict.fromkeys(("adapt_mean", "adapt_variance", "count"), NORM_STATE)),
+        _L.PReLU: LayerRow({"alpha": SLOPE}),
+        _L.Attention: LayerRow({"scale": OTHER, "concat_score_weight": OTHER}, products=counting.attention_products),
+        _L.AdditiveAttention: LayerRow({"scale": OTHER}, products=counting.additive_attention_products),
+        _L.MultiHeadAttention: LayerRow({}, products=counting.multi_head_products),
+        _L.GroupQueryAttention: LayerRow({}, products=counting.group_query_products),
+        _L.Dot: LayerRow({}, products=counting.dot_products),
+        _L.STFTSpectrogram: LayerRow({"real_kernel": OTHER_STATE, "imag_kernel": OTHER_STATE}, counted=False),
+        _L.MelSpectrogram: LayerRow({}, counted=False),
     }
-    table |= {cell: Row(recurrent, counting.per_example) for cell in _types("SimpleRNNCell", "GRUCell", "LSTMCell")}
-    table |= {layer: Row({"gamma": NORM, "beta": NORM}) for layer in _types("LayerNormalization")}
-    table |= {layer: Row({"gamma": NORM, "beta": NORM}) for layer in _types("GroupNormalization")}
-    table |= {layer: Row({"scale": NORM}) for layer in _types("RMSNormalization")}
+    table |= {
+        cell: LayerRow(recurrent, counting.per_example) for cell in _types("SimpleRNNCell", "GRUCell", "LSTMCell")
+    }
+    table |= {layer: LayerRow({"gamma": NORM, "beta": NORM}) for layer in _types("LayerNormalization")}
+    table |= {layer: LayerRow({"gamma": NORM, "beta": NORM}) for layer in _types("GroupNormalization")}
+    table |= {layer: LayerRow({"scale": NORM}) for layer in _types("RMSNormalization")}
     # ConvNeXt scales the channels of its branches; Keras does not export the layer.
     scale = getattr(inspect.getmodule(keras.applications.ConvNeXtTiny), "LayerScale", None)
-    table |= {} if scale is None else {scale: Row({"gamma": NORM})}
+    table |= {} if scale is None else {scale: LayerRow({"gamma": NORM})}
     table |= {
-        layer: Row({"reverse_embeddings": WeightSpec("kernel")}, counting.reversible_uses)
+        layer: LayerRow({"reverse_embeddings": WeightSpec("kernel")}, counting.reversible_uses)
         for layer in _types("ReversibleEmbedding")
     }
     return table
 
 
-_TABLE: dict[type, Row] = _first_table()
+_TABLE: dict[type, LayerRow] = _first_table()
 
 
 def register_layer(layer_type: type, /, *, uses: Uses | None = None, **weights: WeightSpec) -> None:
@@ -142,17 +146,17 @@ def register_layer(layer_type: type, /, *, uses: Uses | None = None, **weights: 
         if not isinstance(spec, WeightSpec):
             raise TypeError(f"register_layer takes a WeightSpec for each weight. Received: {name}={spec!r}.")
     specs = {name.lstrip("_"): spec for name, spec in weights.items()}
-    _TABLE[layer_type] = Row(MappingProxyType(specs), uses)
+    _TABLE[layer_type] = LayerRow(MappingProxyType(specs), uses)
 
 
 # ---------------------------------------------------------------- looking up
 
 
-def _rows(layer: Any) -> Iterator[Row]:
+def _rows(layer: Any) -> Iterator[LayerRow]:
     return (row for row in map(_row_of, type(layer).__mro__) if row is not None)
 
 
-def _row_of(layer_type: type) -> Row | None:
+def _row_of(layer_type: type) -> LayerRow | None:
     """The row of a class itself, not of its base classes; a registered row has priority over prunekit's own."""
     row = _TABLE.get(layer_type)
     if row is None and layer_type.__module__.partition(".")[0] == keras_hub_layers.PACKAGE:
@@ -309,7 +313,7 @@ def cell_of(layer: Any) -> Any | None:
 # ---------------------------------------------------------------- multiply-accumulates
 
 
-def macs(layer: Any, call: Call) -> tuple[dict[str, int], tuple[Product, ...]] | None:
+def macs(layer: Any, call: LayerShapes) -> tuple[dict[str, int], tuple[Product, ...]] | None:
     """(uses per attribute, products) of one call of `layer` itself, without its sublayers; None if unknown.
 
     An attribute's MACs are its uses times its size; `products` are the products between activations. Biases,
@@ -360,16 +364,16 @@ def is_repeater(layer: Any) -> bool:
     return isinstance(layer, keras.layers.TimeDistributed | keras.layers.RNN)
 
 
-def steps_of(layer: Any, call: Call) -> Steps | None:
+def steps_of(layer: Any, call: LayerShapes) -> TimeSteps | None:
     """The time steps of a layer that applies an inner layer to every time step; None for other layers."""
     if not is_repeater(layer):
         return None
     batch, number, *features = call.inputs[0]
     if isinstance(layer, keras.layers.TimeDistributed):
-        return Steps(layer.layer, (batch, *features), number)
+        return TimeSteps(layer.layer, (batch, *features), number)
 
     def state() -> list[Any]:
         states = layer.get_initial_state(batch)
         return list(states) if isinstance(states, list | tuple) else [states]
 
-    return Steps(layer.cell, (batch, *features), number, state)
+    return TimeSteps(layer.cell, (batch, *features), number, state)

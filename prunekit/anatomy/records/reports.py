@@ -119,7 +119,7 @@ def layer_error_section(errors: Sequence[LayerError]) -> Section:
 
 
 @dataclass(frozen=True)
-class Report(Displayed):
+class SparsityReport(Displayed):
     """The weights of a model, and the changes that an operation made to them.
 
     Attributes:
@@ -153,7 +153,7 @@ class Report(Displayed):
     skipped: tuple[Skipped, ...] = ()
     events: tuple[Event, ...] = ()
     notes: tuple[str, ...] = ()
-    before: Report | None = None
+    before: SparsityReport | None = None
     targets: tuple[str, ...] = ()
     layer_errors: tuple[LayerError, ...] = ()
     choices: tuple[Choice, ...] = ()

@@ -40,7 +40,7 @@ class Pair:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class WalkedCall:
     """One call in the model's graph, or the whole model if it has no graph.
 
     Attributes:
@@ -56,7 +56,7 @@ class Call:
 Outputs = Callable[[Pair], Pair]
 # Receives each call in the order of execution, and returns the function of its outputs, which gives the same results
 # whenever it is called.
-Visit = Callable[[Call], Outputs]
+Visit = Callable[[WalkedCall], Outputs]
 
 
 def walk(model: Any, batches: Sequence[Any], visit: Visit, memory: float = math.inf) -> None:
@@ -75,7 +75,7 @@ def walk(model: Any, batches: Sequence[Any], visit: Visit, memory: float = math.
     """
     pairs = [Pair(batch, batch) for batch in (keras.tree.map_structure(ops.convert_to_tensor, one) for one in batches)]
     if graph_of(model) is None:
-        visit(Call(model, [pair.each(lambda inputs: ((inputs,), {"training": False})) for pair in pairs]))
+        visit(WalkedCall(model, [pair.each(lambda inputs: ((inputs,), {"training": False})) for pair in pairs]))
         return
     _Walk(visit, memory).through(model, _Kept(pairs))
 
@@ -179,7 +179,7 @@ class _Walk:
 
     def _outputs(self, operation: Any, arguments: _Computed, read: Sequence[bool]) -> list[_Column]:
         """Returns the columns of a call's outputs; outputs that nothing reads are not computed."""
-        function = self._visit(Call(operation, arguments))
+        function = self._visit(WalkedCall(operation, arguments))
         computed = _Computed([arguments], len(arguments), lambda found: function(found[0]).each(keras.tree.flatten))
         columns: list[_Column] = [_entry(computed, at) for at in range(len(read))]
         if not any(read):

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from prunekit.core.layerwise.calibration_walk import Call, Pair
+from prunekit.core.layerwise.calibration_walk import Pair, WalkedCall
 from prunekit.core.runtime.backend import bytes_of
 from prunekit.core.statistics.layer_inputs import observing_inputs
 
@@ -33,7 +33,7 @@ class InnerInputs:
         order: (layer, number of calls) in the order of the first calls.
     """
 
-    def __init__(self, call: Call, layers: Sequence[Any], memory: float):
+    def __init__(self, call: WalkedCall, layers: Sequence[Any], memory: float):
         self._call = call
         # Of each batch; of the first alone if those of all are too large.
         self._kept: list[dict[int, list[tuple[Any, Arguments]]]] = [{}]

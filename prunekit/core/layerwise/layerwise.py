@@ -12,7 +12,7 @@ from prunekit.anatomy.layers.targets import Target
 from prunekit.anatomy.records.reports import LayerError
 from prunekit.core.data.batch_parts import in_parts
 from prunekit.core.data.moving_statistics import ChannelStatistics
-from prunekit.core.layerwise.calibration_walk import Call, Outputs, Pair, walk
+from prunekit.core.layerwise.calibration_walk import Outputs, Pair, WalkedCall, walk
 from prunekit.core.layerwise.inner_inputs import InnerInputs, run
 from prunekit.core.layerwise.layer_fit import Solver
 from prunekit.core.statistics.layer_inputs import LayerMoments
@@ -104,7 +104,7 @@ class LayerwiseRepair:
 
     # One call of the graph --------------------------------------------------------------------------------------------
 
-    def _visit(self, call: Call) -> Outputs:
+    def _visit(self, call: WalkedCall) -> Outputs:
         inside = _layers_in(call.operation)
         for stage in self._stages(call, inside):
             stage()
@@ -115,7 +115,7 @@ class LayerwiseRepair:
         own = [id(variable) for variable in getattr(operation, "variables", ())]
         return [self._values[key] for key in own if key in self._values]
 
-    def _stages(self, call: Call, inside: Sequence[Any]) -> list[Callable[[], None]]:
+    def _stages(self, call: WalkedCall, inside: Sequence[Any]) -> list[Callable[[], None]]:
         """Returns what is to be done in a call, in the order in which its layers are called."""
         of_layer: dict[int, list[int]] = {}
         for index, target in enumerate(self.targets):
@@ -140,7 +140,7 @@ class LayerwiseRepair:
 
     # One weight -------------------------------------------------------------------------------------------------------
 
-    def _solve(self, call: Call, index: int, inputs: InnerInputs) -> None:
+    def _solve(self, call: WalkedCall, index: int, inputs: InnerInputs) -> None:
         target, product = self.targets[index], self._products[index]
         weight = self._get(target.variable)
         moments = LayerMoments(product, product.matrix(weight.astype("float32")))
@@ -162,7 +162,7 @@ class LayerwiseRepair:
 
     # Batch normalization ----------------------------------------------------------------------------------------------
 
-    def _move_statistics(self, call: Call, layer: Any, inputs: InnerInputs) -> None:
+    def _move_statistics(self, call: WalkedCall, layer: Any, inputs: InnerInputs) -> None:
         """Moves the moving mean by the change of the mean, and scales the moving variance by that of the variance."""
         before, after, same = ChannelStatistics(layer), ChannelStatistics(layer), True
         values = self._values_in(call.operation)

@@ -16,7 +16,7 @@ Key = int
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class GraphStep:
     """One call of a layer or operation, or the entry into a nested model or the exit from it.
 
     Attributes:
@@ -37,7 +37,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
+class ForwardPass:
     """The forward pass of a model.
 
     Attributes:
@@ -49,7 +49,7 @@ class Steps:
         whole: True for a model without a graph of layers, whose only step is the whole model.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[GraphStep, ...]
     inputs: tuple[Key, ...]
     outputs: tuple[Key, ...]
     flat_inputs: Callable[[Any], list[Any]]
@@ -71,7 +71,7 @@ class Steps:
         return tuple(key for key in dict.fromkeys(before) if key in needed)
 
 
-def steps_of(model: Any, example: Any) -> Steps:
+def steps_of(model: Any, example: Any) -> ForwardPass:
     """Returns the forward pass of a built model in inference.
 
     Models that are called once inside the model contribute their own calls. One step for each call are models that are
@@ -99,7 +99,7 @@ def steps_of(model: Any, example: Any) -> Steps:
     def flat(batch: Any) -> list[Any]:
         return list(graph._standardize_inputs(keras.tree.map_structure(ops.convert_to_tensor, batch)))
 
-    return Steps(tuple(_steps_in(model, set())), inputs, tuple(keys), flat, packed)
+    return ForwardPass(tuple(_steps_in(model, set())), inputs, tuple(keys), flat, packed)
 
 
 def run_released(model: Any, inputs: Any) -> None:
@@ -134,7 +134,7 @@ def _without_gradients() -> contextlib.AbstractContextManager[Any]:
     return torch.no_grad()
 
 
-def _steps_in(model: Any, taken: set[Key]) -> Iterator[Step]:
+def _steps_in(model: Any, taken: set[Key]) -> Iterator[GraphStep]:
     """Yields the steps of a model with a graph, those of nested models included.
 
     Args:
@@ -149,11 +149,11 @@ def _steps_in(model: Any, taken: set[Key]) -> Iterator[Step]:
         reads, writes = tuple(map(id, node.input_tensors)), tuple(map(id, node.outputs))
         inner = nested_graph(node, nodes)
         if inner is None or not reads_inputs_alone(node) or _clashes(inner, reads, taken):
-            yield Step(reads, writes, _call(node, node.operation), tuple(getattr(node.operation, "variables", ())))
+            yield GraphStep(reads, writes, _call(node, node.operation), tuple(getattr(node.operation, "variables", ())))
             continue
-        yield Step(reads, tuple(map(id, inner.inputs)), _call(node, functools.partial(_entered, inner)))
+        yield GraphStep(reads, tuple(map(id, inner.inputs)), _call(node, functools.partial(_entered, inner)))
         yield from _steps_in(node.operation, taken)
-        yield Step(tuple(map(id, inner.outputs)), writes, list)
+        yield GraphStep(tuple(map(id, inner.outputs)), writes, list)
 
 
 def _clashes(inner: Any, reads: Sequence[Key], taken: set[Key]) -> bool:
@@ -178,7 +178,7 @@ def _call(node: Any, function: Callable[..., Any]) -> Callable[[Sequence[Any]], 
     return run
 
 
-def _whole(model: Any, example: Any) -> Steps:
+def _whole(model: Any, example: Any) -> ForwardPass:
     """Returns the forward pass of a model without a graph: one step."""
     structure = keras.tree.map_structure(lambda leaf: None, example)
     outputs = model(keras.tree.map_structure(ops.convert_to_tensor, example), training=False)
@@ -194,5 +194,5 @@ def _whole(model: Any, example: Any) -> Steps:
     def packed(tensors: Sequence[Any]) -> Any:
         return keras.tree.pack_sequence_as(made, list(tensors))
 
-    step = Step(reads, writes, run, tuple(model.variables))
-    return Steps((step,), reads, writes, flat, packed, whole=True)
+    step = GraphStep(reads, writes, run, tuple(model.variables))
+    return ForwardPass((step,), reads, writes, flat, packed, whole=True)

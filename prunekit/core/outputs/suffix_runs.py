@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
-from prunekit.core.outputs.graph_steps import Key, Steps, steps_of
+from prunekit.core.outputs.graph_steps import ForwardPass, Key, steps_of
 from prunekit.core.runtime.backend import bytes_of
 from prunekit.core.runtime.compilation import compiled_reader
 
@@ -47,7 +47,7 @@ class SuffixRuns:
 
     def __init__(self, model: Any, batches: Sequence[Any], variables: Sequence[Any], memory: float):
         self._batches, self._memory = list(batches), memory
-        self._steps: Steps = steps_of(model, self._batches[0])
+        self._steps: ForwardPass = steps_of(model, self._batches[0])
         self.whole, self.kept_bytes, self.overflowed = self._steps.whole, 0, False
         readers = self._steps.first_readers()
         first = {id(variable): readers[id(variable)] for variable in variables if id(variable) in readers}
@@ -110,7 +110,7 @@ def _spaced(places: Sequence[int], least: float) -> list[int]:
 class _Segment:
     """The steps from one cut to the next, as a compiled function from state to state."""
 
-    def __init__(self, steps: Steps, first: int, end: int):
+    def __init__(self, steps: ForwardPass, first: int, end: int):
         self.reads, self.writes = steps.live_before(first), steps.live_before(end)
         self._steps = steps.steps[first:end]
         self._variables = list({id(v): v for step in self._steps for v in step.variables}.values())

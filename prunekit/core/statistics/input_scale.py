@@ -32,7 +32,7 @@ def scale_problem(model: Any, inputs: Any) -> str | None:
         model: A built model.
         inputs: A batch of inputs.
     """
-    seen = _Seen()
+    seen = _ScaleWatcher()
     few = _first_examples(model, inputs)
     seen.know(few, normalized=False)
     with watching_outside_loops(seen), keras.StatelessScope():
@@ -62,7 +62,7 @@ def _first_examples(model: Any, inputs: Any) -> Any:
     return keras.tree.pack_sequence_as(inputs, [tensor(*pair) for pair in zip(leaves, kinds, strict=True)])
 
 
-class _Seen:
+class _ScaleWatcher:
     """Looks at the inputs of normalizations and the outputs of preprocessing layers."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prunekit.anatomy.records.display import Displayed
-from prunekit.anatomy.records.reports import Report
+from prunekit.anatomy.records.reports import SparsityReport
 from prunekit.anatomy.records.sections import Section
 from prunekit.delivery.integers.integer_report import IntegerExport
 from prunekit.delivery.pages import markup
@@ -56,7 +56,7 @@ def _(result: ShrinkReport | QuantizationReport | IntegerExport) -> list[Markup]
 
 
 @_head.register
-def _(result: Report) -> list[Markup]:
+def _(result: SparsityReport) -> list[Markup]:
     figures = f"{count(result.zeros)} of {count(result.parameters)} weights are zero (sparsity "
     return _told(f"{figures}{sparsity(result.sparsity)}).", result.notes)
 

@@ -17,7 +17,7 @@ from prunekit.delivery.reports import formatting
 from prunekit.delivery.reports.rows import DISK, DOWNLOAD, RuntimeAdvice
 
 if TYPE_CHECKING:
-    from prunekit.anatomy.cost.inspection import Report, WeightRow
+    from prunekit.anatomy.cost.inspection import SparsityReport, WeightRow
 
 # (sparsity, figure) pairs, measured with TensorFlow 2.21, ai-edge-litert 2.3.0 and LiteRT.js 2.5.3 on one thread.
 # Sizes of a MobileNetV1-like network of 4.2 M weights, as a fraction of the same file of the dense network.
@@ -34,7 +34,7 @@ _NOTHING = "nothing"
 
 
 def runtime_advice(
-    report: Report, model: keras.Model | None, before: Report | None = None
+    report: SparsityReport, model: keras.Model | None, before: SparsityReport | None = None
 ) -> tuple[RuntimeAdvice, ...]:
     """Returns the expected benefit of zeros and of removed channels on each runtime.
 

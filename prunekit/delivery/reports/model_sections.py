@@ -15,7 +15,7 @@ from prunekit.delivery.reports.run_report import RunReport
 
 if TYPE_CHECKING:
     from prunekit.anatomy.cost.cost import Cost
-    from prunekit.anatomy.records.reports import Report, Skipped, WeightRow
+    from prunekit.anatomy.records.reports import Skipped, SparsityReport, WeightRow
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def weights(report: RunReport) -> Section:
     return dataclasses.replace(table, explanation=text, parts=parts)
 
 
-def model_sections(report: Report) -> tuple[Section, ...]:
+def model_sections(report: SparsityReport) -> tuple[Section, ...]:
     """Returns the table of all weights of a model, a star at those that an operation pruned, and what it skipped."""
     table = weight_table(f"Model {report.model_name}", report, report.weights, marked=report.targets)
     errors = (layer_error_section(report.layer_errors),) if report.layer_errors else ()
@@ -51,7 +51,7 @@ def model_sections(report: Report) -> tuple[Section, ...]:
 
 def weight_table(
     title: str,
-    report: Report,
+    report: SparsityReport,
     rows: Sequence[WeightRow],
     *,
     run: RunReport | None = None,
@@ -88,7 +88,7 @@ def weight_table(
     return _without_empty_columns(_weight_columns(bool(before)), title, cells, total)
 
 
-def _macs(total: int | None, report: Report) -> int | str | None:
+def _macs(total: int | None, report: SparsityReport) -> int | str | None:
     return total if report.macs_complete or total is None else at_least(total, False, formatting.short_count)
 
 

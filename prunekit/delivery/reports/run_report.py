@@ -11,7 +11,7 @@ import numpy as np
 
 from prunekit.anatomy.records.display import Displayed, data_frame
 from prunekit.anatomy.records.plain_data import from_plain
-from prunekit.anatomy.records.reports import Event, Report, WeightRow
+from prunekit.anatomy.records.reports import Event, SparsityReport, WeightRow
 from prunekit.delivery.litert.gzip_size import gzip_size
 from prunekit.delivery.reports.formatting import (
     count,
@@ -68,8 +68,8 @@ class RunReport(Displayed):
     versions: dict[str, str]
     seed: int
     steps: tuple[dict[str, Any], ...]
-    before: Report
-    after: Report
+    before: SparsityReport
+    after: SparsityReport
     metrics: Mapping[str, float | None]
     schedule: dict[str, Any] | None = None
     events: tuple[Event, ...] = ()

@@ -22,7 +22,7 @@ from prunekit.delivery.reports.report_sections import summary
 if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
-    from prunekit.anatomy.records.reports import Report
+    from prunekit.anatomy.records.reports import SparsityReport
     from prunekit.delivery.reports.run_report import RunReport
 
 # Most names of a list that a terminal shows; the HTML page and piped output list all names.
@@ -109,7 +109,7 @@ def _style(value: Value, column: Column) -> str:
     return _STYLES[formatting.tone(value)] if column.kind == "status" else ""
 
 
-def inspect_table(report: Report) -> Table:
+def inspect_table(report: SparsityReport) -> Table:
     """Returns a table of a model's weights; a star marks the weights that an operation pruned.
 
     On a terminal the table drops columns that do not fit; in a pipe it prints as plain aligned text.

@@ -31,7 +31,7 @@ _MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 
 
 @dataclass(frozen=True)
-class Layout:
+class UsedColumns:
     """The columns of a file that are used.
 
     Attributes:
@@ -133,7 +133,7 @@ def _readable(path: Path, rows: Any) -> Iterator[None]:
 # ---- columns ---------------------------------------------------------------------------------------------------------
 
 
-def _layout(path: Path, header: Sequence[str], source: DataSource) -> Layout:
+def _layout(path: Path, header: Sequence[str], source: DataSource) -> UsedColumns:
     names = _names(path, header)
     if source.inputs is None and "" in names:
         raise RecipeError(
@@ -157,7 +157,7 @@ def _layout(path: Path, header: Sequence[str], source: DataSource) -> Layout:
     for columns in inputs.values():
         if not columns or set(columns) & set(labels):
             raise RecipeError(f"data.inputs: {path} must have columns for the inputs besides those of the label.")
-    return Layout(inputs, _text_inputs(source, inputs), labels, names)
+    return UsedColumns(inputs, _text_inputs(source, inputs), labels, names)
 
 
 def _names(path: Path, header: Sequence[str]) -> tuple[str, ...]:
@@ -193,7 +193,7 @@ def _text_inputs(source: DataSource, inputs: Mapping[str, tuple[int, ...]]) -> f
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
-def _parsed(path: Path, rows: Any, layout: Layout, opened: contextlib.ExitStack) -> Table:
+def _parsed(path: Path, rows: Any, layout: UsedColumns, opened: contextlib.ExitStack) -> Table:
     table = Table()
     for name in layout.inputs:
         if name not in layout.text:
@@ -308,7 +308,7 @@ def _refusal(place: _Place, values: list[list[str]], columns: Sequence[int]) -> 
     return RecipeError(f"{place.path} holds values that are not numbers.")
 
 
-def _mapped(name: str, table: Table, layout: Layout) -> np.ndarray:
+def _mapped(name: str, table: Table, layout: UsedColumns) -> np.ndarray:
     """Returns an input: a read-only view of its temporary file of shape (rows, columns), or rows of text."""
     if name in layout.text:
         return np.concatenate(table.words[name])

@@ -56,7 +56,7 @@ __all__ = [
     "PlannedStep",
     "PlannedTarget",
     "Progress",
-    "Result",
+    "RunResult",
     "Verification",
     "compress",
     "plan",
@@ -65,7 +65,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False)
-class Result(Displayed):
+class RunResult(Displayed):
     """Result of a run: the model, the report, and the run directory if this process wrote it.
 
     It is shown as its report is.
@@ -95,7 +95,7 @@ class ExpectationError(Exception):
         result: Result of the run.
     """
 
-    def __init__(self, message: str, result: Result):
+    def __init__(self, message: str, result: RunResult):
         super().__init__(message)
         self.result = result
 
@@ -131,7 +131,7 @@ def compress(  # noqa: PLR0913
     checkpoint_every: int = 1,
     trust: bool = False,
     progress: Listener | None = None,
-) -> Result:
+) -> RunResult:
     """Runs a recipe, after checking the recipe, model, data and output before any weight changes.
 
     With an output, the run saves checkpoints in `OUTPUT.unfinished`. An interrupted or killed run continues with
@@ -173,7 +173,7 @@ def compress(  # noqa: PLR0913
 
 def _run(
     prepared: Prepared, path: Path | None, *, force: bool, resume: bool, every: int, progress: Listener | None
-) -> Result:
+) -> RunResult:
     replicas, hashes = prepared.replicas, _hashes_at_start(prepared)
     finished, standing = None, standing_at(path) if path is not None and resume else ""
     if path is not None and resume and is_finished(path):
@@ -206,7 +206,7 @@ def _run(
             report = replace(report, stages=tuple(rows), stage_notes=tuple(notes), advice=advice)
             if written is not None:
                 _write(folder, prepared, execution.model, report)
-    return _expected(Result(execution.model, report, written), record.failures)
+    return _expected(RunResult(execution.model, report, written), record.failures)
 
 
 def _data_notes(prepared: Prepared) -> tuple[str, ...]:
@@ -221,13 +221,13 @@ def _tell_data_notes(prepared: Prepared, progress: Listener | None) -> None:
             progress(Progress(1, len(steps), steps[0].kind, 0.0, note))
 
 
-def _expected(result: Result, failures: Sequence[dict[str, Any]]) -> Result:
+def _expected(result: RunResult, failures: Sequence[dict[str, Any]]) -> RunResult:
     if failures:
         raise ExpectationError("; ".join(map(failure_text, failures)), result)
     return result
 
 
-def _finished(path: Path, prepared: Prepared, hashes: Mapping[str, str], *, force: bool) -> Result | None:
+def _finished(path: Path, prepared: Prepared, hashes: Mapping[str, str], *, force: bool) -> RunResult | None:
     """Returns model and report of the finished run at `path`; None if `force` replaces another run.
 
     The model is the run's model with its final weights, or the saved model if steps of the recipe return new models.
@@ -251,7 +251,7 @@ def _finished(path: Path, prepared: Prepared, hashes: Mapping[str, str], *, forc
     else:
         model = prepared.model
         load_weights(model, path / MODEL)
-    return Result(model, RunReport.from_dict(values), None)
+    return RunResult(model, RunReport.from_dict(values), None)
 
 
 def verify(

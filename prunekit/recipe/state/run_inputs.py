@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import keras
 
-from prunekit.anatomy.cost.inspection import Report, inspect
+from prunekit.anatomy.cost.inspection import SparsityReport, inspect
 from prunekit.delivery.reports.metrics import Metric
 from prunekit.recipe.datasets.data import Data
 from prunekit.recipe.settings.compile_fields import Compile
@@ -37,7 +37,7 @@ class RunInputs:
     metrics: tuple[Metric, ...] = ()
 
 
-def inspected(model: keras.Model, data: Data | None) -> Report:
+def inspected(model: keras.Model, data: Data | None) -> SparsityReport:
     """Returns the report on a model's weights; an example of the data gives the sizes that the model leaves open."""
     if data is not None:
         # A model that cannot be traced on the example is traced on its declared inputs, and a note gives the reason.

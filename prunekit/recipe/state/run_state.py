@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from prunekit.anatomy.cost.inspection import Event, Report
+from prunekit.anatomy.cost.inspection import Event, SparsityReport
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.delivery.reports.rows import StageRow
 from prunekit.operations.export import ExportRow
@@ -76,7 +76,7 @@ class RunState:
         own_arrays: Arrays that it keeps, likewise.
     """
 
-    before: Report
+    before: SparsityReport
     weights_before: dict[str, np.ndarray] = field(metadata={"arrays": True})
     metrics_before: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)

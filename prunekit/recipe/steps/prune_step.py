@@ -27,7 +27,7 @@ from prunekit.recipe.text.loader import RecipeError
 from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS, sources_of
 from prunekit.techniques.pruning.after_training.one_shot import OneShotPruning, may_stand_in
-from prunekit.techniques.pruning.masks.options import Options, PruningOptions
+from prunekit.techniques.pruning.masks.options import PruningKeywords, PruningOptions
 from prunekit.techniques.pruning.policies.choices import GIVEN, chosen_options
 from prunekit.techniques.pruning.training.callbacks import PruningCallback
 from prunekit.techniques.pruning.training.pruner import Pruner
@@ -205,7 +205,7 @@ def _schedule(prune: Prune, steps_per_epoch: int | None) -> Schedule:
     return schedule
 
 
-def _options(prune: Prune, seed: int) -> Options:
+def _options(prune: Prune, seed: int) -> PruningKeywords:
     named = {item.name for item in dataclasses.fields(PruningOptions)} & set(Prune.model_fields)
     made = {
         "criterion": make(CRITERIA, prune.criterion, seed),
@@ -213,7 +213,7 @@ def _options(prune: Prune, seed: int) -> Options:
         "policy": make(POLICIES, prune.policy, seed),
         "bounds": {pattern: bounds.model_dump(exclude_none=True) for pattern, bounds in prune.bounds.items()},
     }
-    return cast(Options, {name: getattr(prune, name) for name in named} | made)
+    return cast(PruningKeywords, {name: getattr(prune, name) for name in named} | made)
 
 
 def _planned_targets(prepared: PreparedPruning) -> tuple[PlannedTarget, ...]:

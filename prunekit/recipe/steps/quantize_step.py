@@ -27,13 +27,13 @@ from prunekit.recipe.steps.step_handler import PlannedStep, PreparedStep, StepHa
 from prunekit.techniques.quantize.after_training import planned_quantization, quantize_model
 from prunekit.techniques.quantize.bits.bit_choice import BitChoice
 from prunekit.techniques.quantize.bits.bit_search import budget_problem
-from prunekit.techniques.quantize.options import QuantizationOptions, TrainingOptions
+from prunekit.techniques.quantize.options import QuantizationOptions, TrainingKeywords
 from prunekit.techniques.quantize.preparation import Preparation, few_bits_notes
 from prunekit.techniques.quantize.quantization_report import PlannedQuantization
 from prunekit.techniques.quantize.quantization_state import QuantizationState
 
 # Options besides those of training.
-_TRAINING_OPTIONS = tuple(TrainingOptions.__annotations__)
+_TRAINING_OPTIONS = tuple(TrainingKeywords.__annotations__)
 _OPTIONS_OF_ROUNDING = ("method", "correct_biases", "equalize", "sparsity", "pattern")
 # Share of the step's progress after which bits are chosen.
 _CHOSEN = 0.3

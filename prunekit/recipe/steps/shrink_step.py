@@ -29,7 +29,7 @@ from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.steps.prune_step import calibration_data
 from prunekit.recipe.steps.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult, require_backend
 from prunekit.sparsity.shorthands import CRITERIA, MEASURED, STATISTICS
-from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
+from prunekit.techniques.shrink.channels.options import ShrinkOptions, SizeTarget
 from prunekit.techniques.shrink.channels.repair import Repair
 from prunekit.techniques.shrink.channels.shrink_report import MEASURED_SIZE, ShrinkReport
 from prunekit.techniques.shrink.channels.shrinking import ChannelRemoval, remove_channels
@@ -73,7 +73,7 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         options = dataclasses.replace(options, criterion="magnitude", repair="none")
         # Refuses a target that cannot be reached, in the words of the recipe.
         with measure_of(settings.measure, run.model, inputs) as measure:
-            whole = None if settings.nonzero else Target(settings.measure, settings.share)
+            whole = None if settings.nonzero else SizeTarget(settings.measure, settings.share)
             found = remove_channels(run.model, whole, options, inputs=inputs, measure=measure)
         rows = [_row(1, settings.measure, found.report)]
         before = {group.name: group.before for group in found.report.groups}
@@ -155,7 +155,7 @@ def _choices(settings: Shrink, options: ShrinkOptions, run: RunInputs) -> tuple[
     """Returns what the step takes for "auto"."""
     if settings.nonzero:
         return ()
-    found, target = find_channels(run.model, options.approximate), Target(settings.measure, settings.share)
+    found, target = find_channels(run.model, options.approximate), SizeTarget(settings.measure, settings.share)
     # Without data, a repair depends on whether anything stands in for them.
     without = run.data is None
     repair = Repair(run.model, options, None, stands_in=True).kind if without else options.repair_with(run.data)
@@ -204,12 +204,12 @@ def _remove(settings: Shrink, workspace: Workspace, rows: Sequence[Mapping[str, 
     return _row(len(rows) + 1, settings.measure, found.report)
 
 
-def _target(settings: Shrink, rows: Sequence[Mapping[str, Any]]) -> Target | None:
+def _target(settings: Shrink, rows: Sequence[Mapping[str, Any]]) -> SizeTarget | None:
     """Returns what the next round leaves of the present model; `rows` are the rounds so far."""
     if settings.nonzero:
         return None
     asked = settings.shares[len(rows)]
-    return Target(settings.measure, asked if not rows else min(1.0, asked / _left(rows)))
+    return SizeTarget(settings.measure, asked if not rows else min(1.0, asked / _left(rows)))
 
 
 def _options(settings: Shrink, run: RunInputs) -> ShrinkOptions:

@@ -27,7 +27,7 @@ RULES = ("minmax", "mse", "percentile:0.9999")
 SMALLEST_GROUP = 16
 
 
-class _SharedOptions(TypedDict, total=False):
+class _SharedKeywords(TypedDict, total=False):
     activation_bits: ActivationBits
     group_size: int | None
     weight_ranges: RangeName | RangeRule | None
@@ -38,13 +38,13 @@ class _SharedOptions(TypedDict, total=False):
     full_integer: bool
 
 
-class TrainingOptions(_SharedOptions, total=False):
+class TrainingKeywords(_SharedKeywords, total=False):
     """Types of the keyword options of `pk.QuantizationCallback` and `pk.Quantizer`; see `QuantizationOptions`."""
 
     bits: Bits
 
 
-class RoundingOptions(_SharedOptions, total=False):
+class RoundingKeywords(_SharedKeywords, total=False):
     """Types of the keyword options of `pk.choose_bits`; see `QuantizationOptions`."""
 
     method: Rounding
@@ -55,7 +55,7 @@ class RoundingOptions(_SharedOptions, total=False):
     pattern: PatternName | Pattern
 
 
-class Options(TrainingOptions, RoundingOptions, total=False):
+class QuantizationKeywords(TrainingKeywords, RoundingKeywords, total=False):
     """Types of the keyword options of `pk.quantize`; see `QuantizationOptions`."""
 
 

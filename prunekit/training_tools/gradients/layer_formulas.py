@@ -22,7 +22,7 @@ Formula = Callable[[Any, Any, Any], Mapping[str, Contribution]]
 
 
 @dataclass(frozen=True)
-class Rule:
+class LayerFormula:
     """Rule for the per-example gradients of a layer type.
 
     Attributes:
@@ -36,7 +36,7 @@ class Rule:
     applies: Callable[[Any], bool] = lambda layer: True
 
 
-def rule_of(layer: Any) -> Rule | None:
+def rule_of(layer: Any) -> LayerFormula | None:
     """Returns the rule for a layer, or None if its gradients need general differentiation."""
     # LoRA and quantization change the result of a call; `refusal` detects both. Rematerialised calls are unobserved.
     if "call" in vars(layer) or refusal(layer) or getattr(layer, "_remat_mode", None) is not None:
@@ -135,19 +135,19 @@ def _normalisation(layer: Any, inputs: Any, gradient: Any) -> Mapping[str, Contr
     return {name: Whole(tf.reduce_sum(gradient if name == "beta" else gradient * normal, summed)) for name in weights}
 
 
-def _first_rules() -> list[tuple[Any, Rule]]:
+def _first_rules() -> list[tuple[Any, LayerFormula]]:
     layers = keras.layers
-    rules: list[tuple[Any, Rule]] = [
-        (layers.Dense.call, Rule(_dense)),
-        (layers.EinsumDense.call, Rule(_einsum_dense, applies=_examples_first)),
-        (layers.Conv1D.call, Rule(_convolution)),
-        (layers.Conv2D.call, Rule(_convolution)),
-        (layers.DepthwiseConv2D.call, Rule(_depthwise_convolution)),
-        (layers.Embedding.call, Rule(_embedding, before_activation=False)),
+    rules: list[tuple[Any, LayerFormula]] = [
+        (layers.Dense.call, LayerFormula(_dense)),
+        (layers.EinsumDense.call, LayerFormula(_einsum_dense, applies=_examples_first)),
+        (layers.Conv1D.call, LayerFormula(_convolution)),
+        (layers.Conv2D.call, LayerFormula(_convolution)),
+        (layers.DepthwiseConv2D.call, LayerFormula(_depthwise_convolution)),
+        (layers.Embedding.call, LayerFormula(_embedding, before_activation=False)),
     ]
     names = ("BatchNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization")
     known = [getattr(layers, name) for name in names if hasattr(layers, name)]
-    normalisation = Rule(_normalisation, False, applies=lambda layer: not getattr(layer, "rms_scaling", False))
+    normalisation = LayerFormula(_normalisation, False, applies=lambda layer: not getattr(layer, "rms_scaling", False))
     return rules + [(layer.call, normalisation) for layer in known]
 
 

@@ -11,7 +11,7 @@ from recipe_documents import recipe
 import prunekit as pk
 from prunekit.recipe.run.plan import plan
 from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe
-from prunekit.sparsity.allocation import Layout, Uniform
+from prunekit.sparsity.allocation import Uniform, WeightGeometry
 from prunekit.sparsity.bounds import Bounds, shares_within
 
 SIZES = {"one": 128, "two": 256, "three": 64}
@@ -59,7 +59,7 @@ def problems(draw):
 @given(problems(), st.randoms())
 def test_a_uniform_share_within_limits_is_one_level(problem, random):
     sizes, limits, removed = problem
-    targets = [Layout((size,), (), (0,)) for size in sizes]
+    targets = [WeightGeometry((size,), (), (0,)) for size in sizes]
 
     def counts(order):
         weights = [targets[i] for i in order]
@@ -152,7 +152,7 @@ def test_a_threshold_may_lie_above_all_entries_of_a_weight(model, keep_one):
 @given(problems())
 def test_a_share_of_whole_entries_is_exact(problem):
     sizes, limits, removed = problem
-    weights = [Layout((size,), (), (0,)) for size in sizes]
+    weights = [WeightGeometry((size,), (), (0,)) for size in sizes]
     found = shares_within(
         lambda fixed: Uniform().shares(removed / sum(sizes), weights, overrides=fixed), sizes, limits, removed
     )

@@ -5,13 +5,13 @@ from dataclasses import fields
 
 import prunekit as pk
 from prunekit.recipe.settings.step_settings import Prune
-from prunekit.techniques.pruning.masks.options import Options, PruningOptions
+from prunekit.techniques.pruning.masks.options import PruningKeywords, PruningOptions
 
 NAMES = {option.name for option in fields(PruningOptions)} - {"choices"}
 
 
 def test_the_types_of_keyword_options_are_those_of_the_dataclass():
-    assert set(Options.__annotations__) == NAMES
+    assert set(PruningKeywords.__annotations__) == NAMES
 
 
 def test_what_the_callback_takes_by_position_are_options():

@@ -9,7 +9,7 @@ import prunekit as pk
 from prunekit.anatomy.files.digests import model_digest, weight_arrays
 from prunekit.recipe.run.runner import compress, plan
 from prunekit.techniques.pruning.masks.options import PruningOptions
-from prunekit.techniques.pruning.policies.structure_decay import Steps
+from prunekit.techniques.pruning.policies.structure_decay import GroupSteps
 from prunekit.techniques.pruning.training.targeting import resolved_targets
 
 SCHEDULE = pk.schedules.LinearDecay(final_sparsity=0.75, begin_step=0, end_step=10, frequency=1)
@@ -55,7 +55,7 @@ def test_each_mask_is_the_plain_one(perceptron):
 
 
 def test_sparsities_are_rounded_down_to_multiples_of_a_group():
-    steps = Steps(SCHEDULE, 8)
+    steps = GroupSteps(SCHEDULE, 8)
     assert [round(8 * (1 - steps(step)), 6) for step in range(11)] == KEPT
     assert steps.update_steps(20) == SCHEDULE.update_steps(20) and steps(10) == 0.75
 

@@ -9,10 +9,10 @@ from removed_channels import arrays, difference, outputs_with, zeroed
 
 import prunekit as pk
 from prunekit.techniques.shrink.channels import shrinking
-from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
+from prunekit.techniques.shrink.channels.options import ShrinkOptions, SizeTarget
 from prunekit.techniques.shrink.graph import kept_statistics as kept_statistics_module
 
-HALF = Target("channels", 0.5)
+HALF = SizeTarget("channels", 0.5)
 LAYER_NORM = "layer_normalization"
 
 

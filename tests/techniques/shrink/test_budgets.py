@@ -16,7 +16,7 @@ from prunekit.delivery.litert.isolated_run import ScriptFailed
 from prunekit.delivery.litert.latency import Latencies
 from prunekit.delivery.litert.litert import ConversionError
 from prunekit.techniques.shrink.channels.measured_size import Measure, Measured
-from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
+from prunekit.techniques.shrink.channels.options import ShrinkOptions, SizeTarget
 from prunekit.techniques.shrink.channels.shrinking import remove_channels
 
 
@@ -50,7 +50,7 @@ def search(sizes, share, *, name="bytes", model=None, data=None, progress=None, 
     # A repair measures the files once more.
     options.setdefault("repair", "none" if data is None else None)
     return remove_channels(
-        given, Target(name, share), ShrinkOptions(**options), data, measure=sizes.measure, progress=progress
+        given, SizeTarget(name, share), ShrinkOptions(**options), data, measure=sizes.measure, progress=progress
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from prunekit.anatomy.cost.inspection import Report
+from prunekit.anatomy.cost.inspection import SparsityReport
 from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.sections import Column, Section
 from prunekit.anatomy.records.tables import aligned, plain
@@ -51,7 +51,7 @@ class RoundsReport(Displayed):
     main_items: ClassVar = "rounds"
 
     rounds: tuple[Round, ...]
-    report: Report
+    report: SparsityReport
 
     def sections(self) -> tuple[Section, ...]:
         """Returns the table of the rounds."""

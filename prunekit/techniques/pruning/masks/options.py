@@ -19,7 +19,7 @@ from prunekit.suggestions import check_names
 from prunekit.techniques.pruning.masks.policy import MaskPolicy, get_policy
 
 
-class CallbackOptions(TypedDict, total=False):
+class CallbackKeywords(TypedDict, total=False):
     """Types of the options that `PruningCallback` takes by keyword alone; see `PruningOptions`."""
 
     keep_zeros: bool | None
@@ -31,7 +31,7 @@ class CallbackOptions(TypedDict, total=False):
     misfits: Misfits
 
 
-class Options(CallbackOptions, total=False):
+class PruningKeywords(CallbackKeywords, total=False):
     """Types of the keyword options of `Pruner`, `prune` and `prune_in_rounds`; see `PruningOptions`."""
 
     criterion: CriterionName | Criterion | Callable[..., Any]
@@ -147,9 +147,11 @@ class PruningOptions:
                 )
 
     @property
-    def arguments(self) -> Options:
+    def arguments(self) -> PruningKeywords:
         """The keyword options of a call that makes these options."""
-        return cast(Options, {item.name: getattr(self, item.name) for item in fields(self) if item.name != "choices"})
+        return cast(
+            PruningKeywords, {item.name: getattr(self, item.name) for item in fields(self) if item.name != "choices"}
+        )
 
     @property
     def needs(self) -> frozenset[str]:

@@ -37,7 +37,7 @@ class StructureDecay(Gradual):
                 f'The policy "structure_decay" tightens an N:M pattern. Received: pattern={options.pattern}. Pass '
                 'pattern="2:4" or another N:M, or leave the policy out.'
             )
-        return schedule if isinstance(schedule, Steps) else Steps(schedule, options.pattern.m)
+        return schedule if isinstance(schedule, GroupSteps) else GroupSteps(schedule, options.pattern.m)
 
     def calculator(
         self, model: Any, targets: Sequence[Target], options: PruningOptions, final_sparsity: float
@@ -47,7 +47,7 @@ class StructureDecay(Gradual):
 
 
 @dataclass(frozen=True)
-class Steps(Schedule):
+class GroupSteps(Schedule):
     """A schedule whose sparsities are rounded down to multiples of 1 / m; the final sparsity stays as it is.
 
     Args:

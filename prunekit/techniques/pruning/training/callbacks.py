@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 import keras
 
-from prunekit.anatomy.cost.inspection import Report
+from prunekit.anatomy.cost.inspection import SparsityReport
 from prunekit.core.data.model_building import build_from_batch, waits_for_data
 from prunekit.core.runtime.optimizers import updates_in
 from prunekit.core.runtime.snapshot import Snapshot
@@ -19,7 +19,7 @@ from prunekit.sparsity.patterns import Pattern
 from prunekit.sparsity.schedules import Schedule, as_schedule
 from prunekit.sparsity.scores import Criterion
 from prunekit.sparsity.shorthands import AllocationName, CriterionName, PatternName
-from prunekit.techniques.pruning.masks.options import CallbackOptions, PruningOptions, as_options
+from prunekit.techniques.pruning.masks.options import CallbackKeywords, PruningOptions, as_options
 from prunekit.techniques.pruning.masks.policy import get_policy
 from prunekit.techniques.pruning.training import attached_pruners
 from prunekit.techniques.pruning.training.pruner import Pruner
@@ -66,7 +66,7 @@ class PruningCallback(keras.callbacks.Callback):
 
     _if_frozen = "Prune the model with pk.prune, or make layers trainable before compile()."
 
-    @keyword_options(PruningOptions, CallbackOptions)
+    @keyword_options(PruningOptions, CallbackKeywords)
     def __init__(
         self,
         schedule: Schedule,
@@ -77,7 +77,7 @@ class PruningCallback(keras.callbacks.Callback):
         exclude: Sequence[str] | str = (),
         *,
         data: Any = None,
-        **options: Unpack[CallbackOptions],
+        **options: Unpack[CallbackKeywords],
     ):
         super().__init__()
         self.schedule = as_schedule(schedule)
@@ -100,8 +100,8 @@ class PruningCallback(keras.callbacks.Callback):
         return self._pruner
 
     @property
-    def report(self) -> Report:
-        """The `Report` of the last `fit`, computed at each access."""
+    def report(self) -> SparsityReport:
+        """The `SparsityReport` of the last `fit`, computed at each access."""
         return self.pruner.report(notes=[*self.notes, *([LATER_TRAINING] if self.pruner.sparsity else [])])
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, Self
 import keras
 import numpy as np
 
-from prunekit.anatomy.cost.inspection import Report
+from prunekit.anatomy.cost.inspection import SparsityReport
 from prunekit.anatomy.layers.targets import Target, find_targets
 from prunekit.core.runtime import jax_state
 from prunekit.core.training import distribution
@@ -81,8 +81,8 @@ class KeepZeros(PruningCallback):
         return {name: mask for name, mask in self.pruner.masks.items() if not mask.all()}
 
     @property
-    def report(self) -> Report:
-        """The `Report` of the last `fit`, computed at each access."""
+    def report(self) -> SparsityReport:
+        """The `SparsityReport` of the last `fit`, computed at each access."""
         return self.pruner.report(notes=self.notes)
 
     def audit(self) -> dict[str, int]:

@@ -7,12 +7,12 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from prunekit.anatomy.cost.inspection import Event, Report, inspect, inspect_again
+from prunekit.anatomy.cost.inspection import Event, SparsityReport, inspect, inspect_again
 from prunekit.core.runtime import backend
 from prunekit.core.training import distribution, train_function
 from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.schedules import Schedule
-from prunekit.techniques.pruning.masks.options import Options, PruningOptions, as_options
+from prunekit.techniques.pruning.masks.options import PruningKeywords, PruningOptions, as_options
 from prunekit.techniques.pruning.training import attached_pruners, pruning_notes
 from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 
@@ -46,8 +46,10 @@ class Pruner:
         TypeError: `schedule` is not a schedule, `optimizer` is not a Keras optimizer, or an option is unknown.
     """
 
-    @keyword_options(PruningOptions, Options)
-    def __init__(self, model, schedule: Schedule, optimizer=None, *, data: Any = None, **options: Unpack[Options]):
+    @keyword_options(PruningOptions, PruningKeywords)
+    def __init__(
+        self, model, schedule: Schedule, optimizer=None, *, data: Any = None, **options: Unpack[PruningKeywords]
+    ):
         run = PrunerRun(model, schedule, as_options(options), optimizer, training=None, data=data)
         with contextlib.ExitStack() as undo:
             run.fit_schedule(None)
@@ -184,7 +186,9 @@ class Pruner:
         """Optimizer updates since the origin."""
         return self.run.counter.now
 
-    def report(self, *, before: Report | None = None, notes: Sequence[str] = (), only_pruned: bool = False) -> Report:
+    def report(
+        self, *, before: SparsityReport | None = None, notes: Sequence[str] = (), only_pruned: bool = False
+    ) -> SparsityReport:
         """Returns the report: weights, mask updates (events), skipped weights with reasons, and notes.
 
         Args:
@@ -193,7 +197,7 @@ class Pruner:
             only_pruned: Whether nothing but the pruned weights changed since `before`.
         """
         after = inspect_again(before, self.targets) if before is not None and only_pruned else inspect(self.model)
-        return Report(
+        return SparsityReport(
             model_name=after.model_name,
             weights=after.weights,
             skipped=tuple(self.run.skipped),

@@ -20,7 +20,7 @@ Output = Literal["own", "shared", "fixed", "float"]
 
 
 @dataclass(frozen=True)
-class Rule:
+class RoundingRule:
     """How the results of a layer or operation are rounded.
 
     Attributes:
@@ -42,8 +42,8 @@ class Rule:
     looks_up: bool = False
 
 
-OWN, FUSING = Rule("own"), Rule("own", fuses_relu=True)
-MOVES, SHARED = Rule("shared", moves=True), Rule("shared")
+OWN, FUSING = RoundingRule("own"), RoundingRule("own", fuses_relu=True)
+MOVES, SHARED = RoundingRule("shared", moves=True), RoundingRule("shared")
 
 
 def fixed_grid(signed: bool, form: IntegerFormat, highest: float = 1.0) -> Grid:
@@ -59,7 +59,7 @@ def fixed_grid(signed: bool, form: IntegerFormat, highest: float = 1.0) -> Grid:
     return Grid(form, PER_TENSOR, np.asarray(scale), np.asarray(0 if centred else form.lowest, "int32"))
 
 
-def _table(rule: Rule, names: str) -> dict[str, Rule]:
+def _table(rule: RoundingRule, names: str) -> dict[str, RoundingRule]:
     return dict.fromkeys(names.split(), rule)
 
 
@@ -67,8 +67,8 @@ def _table(rule: Rule, names: str) -> dict[str, Rule]:
 _ACTIVATIONS = {
     **_table(MOVES, "linear"),
     **_table(OWN, "relu relu6"),
-    **_table(Rule("fixed"), "softmax sigmoid"),
-    **_table(Rule("fixed", signed=True), "tanh"),
+    **_table(RoundingRule("fixed"), "softmax sigmoid"),
+    **_table(RoundingRule("fixed", signed=True), "tanh"),
     **_table(OWN, "silu leaky_relu prelu elu gelu hard_silu hard_sigmoid"),
 }
 # Names of these activations as functions, layers and operations.
@@ -117,7 +117,7 @@ _OPERATIONS = {
 }
 # The kernels of these layers compute in floating point alone.
 _WITHOUT_KERNEL = (keras.layers.Conv3D, keras.layers.Conv3DTranspose)
-_EMBEDDING = Rule("float", looks_up=True, reason="not all layers that read it compute with integers")
+_EMBEDDING = RoundingRule("float", looks_up=True, reason="not all layers that read it compute with integers")
 # Operations of LiteRT with an integer kernel for tensors of 8 bits and none for 16 bits that files can use -> why.
 ONLY_8_BITS = {
     **{
@@ -179,14 +179,14 @@ def is_relu(function: Any) -> bool:
     return activation_name(function) in ("relu", "relu6")
 
 
-def activation_rule(function: Any) -> Rule:
+def activation_rule(function: Any) -> RoundingRule:
     """Returns the rule of an activation function, layer or operation."""
     found = _ACTIVATIONS.get(activation_name(function))
     if found is not None:
         return found
     inner = function.activation if isinstance(function, keras.layers.Activation) else function
     shown = getattr(inner, "__name__", type(inner).__name__)
-    return Rule("float", reason=f"the activation {shown} has no integer kernel")
+    return RoundingRule("float", reason=f"the activation {shown} has no integer kernel")
 
 
 def without_16_bits(function: Any, shape: Sequence[int | None]) -> str:
@@ -211,7 +211,7 @@ def without_16_bits(function: Any, shape: Sequence[int | None]) -> str:
     return ONLY_8_BITS.get(kernel, "")
 
 
-def rule_of(operation: Any, tensors: int = 1) -> Rule | None:
+def rule_of(operation: Any, tensors: int = 1) -> RoundingRule | None:
     """Returns the rule of a layer or operation; None if there is none, so that the calls inside it decide.
 
     The rule of a layer with weights is that of its results before its activation.
@@ -223,7 +223,7 @@ def rule_of(operation: Any, tensors: int = 1) -> Rule | None:
     if is_linear_kind(operation):
         state = unusual_state(operation)
         if state:
-            return Rule("float", reason=f"it {state}")
+            return RoundingRule("float", reason=f"it {state}")
         return _without_kernel(operation) if isinstance(operation, _WITHOUT_KERNEL) else FUSING
     if is_normalization(operation) or is_fixed_normalization(operation):
         return FUSING
@@ -234,7 +234,7 @@ def rule_of(operation: Any, tensors: int = 1) -> Rule | None:
     return _resizing_rule(operation) or _rule_of_kerases(operation, tensors)
 
 
-def _rule_of_kerases(operation: Any, tensors: int) -> Rule | None:
+def _rule_of_kerases(operation: Any, tensors: int) -> RoundingRule | None:
     kind = type(operation).__name__
     if isinstance(operation, keras.layers.Embedding):
         return _EMBEDDING
@@ -248,7 +248,7 @@ def _rule_of_kerases(operation: Any, tensors: int) -> Rule | None:
     return _OPERATIONS.get(kind) or _without_kernel(operation)
 
 
-def _resizing_rule(operation: Any) -> Rule | None:
+def _resizing_rule(operation: Any) -> RoundingRule | None:
     """Returns the rule of a layer or operation that resizes images; None for another one."""
     layers = keras.layers.UpSampling2D, keras.layers.Resizing
     if not isinstance(operation, layers) and type(operation).__name__ != "Resize":
@@ -257,8 +257,8 @@ def _resizing_rule(operation: Any) -> Rule | None:
     return (None if others else _INTERPOLATIONS.get(operation.interpolation)) or _without_kernel(operation)
 
 
-def _without_kernel(operation: Any) -> Rule:
-    return Rule("float", reason=f"{type(operation).__name__} has no integer kernel")
+def _without_kernel(operation: Any) -> RoundingRule:
+    return RoundingRule("float", reason=f"{type(operation).__name__} has no integer kernel")
 
 
 def _is_made_of_layers(layer: Any) -> bool:

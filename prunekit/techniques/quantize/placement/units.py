@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras.src.backend.common.masking import get_keras_mask
 
-from prunekit.anatomy.channels.graph_calls import Call, Graph
+from prunekit.anatomy.channels.graph_calls import Graph, GraphCall
 from prunekit.anatomy.graph.model_graph import graph_of
 from prunekit.anatomy.layers.counting import einsum_axes, einsum_labels
 from prunekit.anatomy.layers.layers import sublayers, weights_of
@@ -27,7 +27,15 @@ from prunekit.anatomy.layers.linear_kinds import (
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.grids.grids import Granularity, IntegerFormat
 from prunekit.techniques.quantize.placement.form_operations import ChannelAffine, FusedLstm
-from prunekit.techniques.quantize.placement.rules import FUSING, MOVES, OWN, Rule, activation_rule, is_relu, rule_of
+from prunekit.techniques.quantize.placement.rules import (
+    FUSING,
+    MOVES,
+    OWN,
+    RoundingRule,
+    activation_rule,
+    is_relu,
+    rule_of,
+)
 
 # Roles of the weights that are rounded. Biases are stored with 32 bits.
 WEIGHT_ROLES = ("kernel", "recurrent_kernel", "depthwise_kernel", "embedding")
@@ -92,8 +100,8 @@ class Unit:
     """
 
     name: str
-    calls: tuple[Call, ...]
-    rule: Rule
+    calls: tuple[GraphCall, ...]
+    rule: RoundingRule
     is_linear: bool = False
     weights: tuple[RoundedWeight, ...] = ()
     between: SharedGrid | None = None
@@ -101,7 +109,7 @@ class Unit:
     cell: SharedGrid | None = None
 
     @property
-    def first(self) -> Call:
+    def first(self) -> GraphCall:
         """The first call, which may have weights."""
         return self.calls[0]
 
@@ -136,7 +144,7 @@ class Unit:
         return any(is_normalization(call.operation) for call in self.calls)
 
     @functools.cached_property
-    def normalization(self) -> Call | None:
+    def normalization(self) -> GraphCall | None:
         """The call of a batch normalization that is folded into the first call."""
         return next((call for call in self.calls[1:] if is_normalization(call.operation)), None)
 
@@ -153,7 +161,7 @@ class DisplayNames:
     layers: Mapping[int, str]
     weights: Mapping[int, str]
 
-    def of(self, call: Call) -> str:
+    def of(self, call: GraphCall) -> str:
         """Returns the name of a call's layer or operation."""
         return self.layers.get(id(call.operation), call.name)
 
@@ -201,14 +209,14 @@ def units_of(
     return units
 
 
-def _first_rule(call: Call, kept_float: Mapping[int, str]) -> Rule:
+def _first_rule(call: GraphCall, kept_float: Mapping[int, str]) -> RoundingRule:
     operation = call.operation
     if graph_of(operation) is not None:
         return MOVES
     if id(operation) in kept_float:
-        return Rule("float", reason=kept_float[id(operation)])
+        return RoundingRule("float", reason=kept_float[id(operation)])
     if is_any_normalization(operation) and not _is_depthwise(call):
-        return Rule(
+        return RoundingRule(
             "float",
             reason="normalizations have an integer kernel for the last axis, if the lengths of all axes are known",
         )
@@ -219,13 +227,13 @@ def _first_rule(call: Call, kept_float: Mapping[int, str]) -> Rule:
     if call.kind in _DIVISIONS and divisor(call) is not None:
         return FUSING
     if _is_einsum(call) and einsum_axes(operation, len(call.inputs[0].shape)) is None:
-        return Rule("float", reason="its equation is not that of a product of matrices")
+        return RoundingRule("float", reason="its equation is not that of a product of matrices")
     if isinstance(operation, _MASKED) and any(get_keras_mask(tensor) is not None for tensor in call.inputs):
-        return Rule("float", reason="its mask has no integer kernel")
-    return rule_of(operation, len(call.inputs)) or Rule("float", reason="its `call` cannot be followed")
+        return RoundingRule("float", reason="its mask has no integer kernel")
+    return rule_of(operation, len(call.inputs)) or RoundingRule("float", reason="its `call` cannot be followed")
 
 
-def _is_einsum(call: Call) -> bool:
+def _is_einsum(call: GraphCall) -> bool:
     return kind_of(call.operation) is keras.layers.EinsumDense
 
 
@@ -234,7 +242,7 @@ def is_any_normalization(layer: Any) -> bool:
     return is_normalization(layer) or is_fixed_normalization(layer) or isinstance(layer, ChannelAffine)
 
 
-def divisor(call: Call) -> Any:
+def divisor(call: GraphCall) -> Any:
     """Returns the number or array by which a call divides a tensor in floating point; None for other calls.
 
     Kernels multiply with its reciprocal.
@@ -257,7 +265,7 @@ def _is_array(leaf: Any) -> bool:
     return is_tensor and not isinstance(leaf, keras.Variable | keras.KerasTensor)
 
 
-def _is_depthwise(call: Call) -> bool:
+def _is_depthwise(call: GraphCall) -> bool:
     """Returns True for a normalization that files compute as a depthwise convolution, if it is not folded."""
     if call.output is None or call.output.shape[-1] is None or None in call.output.shape[1:]:
         return False
@@ -269,9 +277,11 @@ def _is_depthwise(call: Call) -> bool:
     return all(length == 1 for length in tuple(layer.mean.shape)[:-1])
 
 
-def _fused(graph: Graph, call: Call, calls_of: Mapping[int, int], kept_float: Mapping[int, str]) -> list[Call]:
+def _fused(
+    graph: Graph, call: GraphCall, calls_of: Mapping[int, int], kept_float: Mapping[int, str]
+) -> list[GraphCall]:
     """Returns the calls after one that are computed together with it: batch normalization, then a ReLU."""
-    found: list[Call] = []
+    found: list[GraphCall] = []
     if not is_linear(getattr(call.operation, "activation", None)):
         return found
     if is_linear_kind(call.operation):
@@ -284,7 +294,7 @@ def _fused(graph: Graph, call: Call, calls_of: Mapping[int, int], kept_float: Ma
     return found
 
 
-def _only_reader(graph: Graph, call: Call) -> Call | None:
+def _only_reader(graph: Graph, call: GraphCall) -> GraphCall | None:
     """Returns the only call that reads the output of a call, if nothing else needs this output."""
     if call.output is None or graph.is_output(call.output):
         return None
@@ -292,7 +302,7 @@ def _only_reader(graph: Graph, call: Call) -> Call | None:
     return readers[0] if len(readers) == 1 else None
 
 
-def _can_be_folded(call: Call, reader: Call, calls_of: Mapping[int, int]) -> bool:
+def _can_be_folded(call: GraphCall, reader: GraphCall, calls_of: Mapping[int, int]) -> bool:
     layer, other = call.operation, reader.operation
     if not is_normalization(other) or reader.fixed_training or reader.input is None or reader.output is None:
         return False
@@ -311,7 +321,7 @@ def _can_be_folded(call: Call, reader: Call, calls_of: Mapping[int, int]) -> boo
     return other.axis % rank == channels and calls_of[id(layer)] == calls_of[id(other)] == 1
 
 
-def _unit_rule(call: Call, rule: Rule) -> Rule:
+def _unit_rule(call: GraphCall, rule: RoundingRule) -> RoundingRule:
     """Returns the rule of a unit's results: of the activation, if the layer has one."""
     activation = getattr(call.operation, "activation", None)
     if not is_linear_kind(call.operation) or rule.output == "float" or is_linear(activation):
@@ -319,7 +329,7 @@ def _unit_rule(call: Call, rule: Rule) -> Rule:
     return activation_rule(activation)
 
 
-def _rounds_inside(call: Call) -> bool:
+def _rounds_inside(call: GraphCall) -> bool:
     layer = call.operation
     if _is_einsum(call):
         return not _adds_to_channels(call)
@@ -327,7 +337,7 @@ def _rounds_inside(call: Call) -> bool:
     return separable or (call.kind == "Rescaling" and bool(np.any(np.asarray(layer.offset))))
 
 
-def _adds_to_channels(call: Call) -> bool:
+def _adds_to_channels(call: GraphCall) -> bool:
     """Returns True for an EinsumDense without bias, or with one that depends only on axes that its kernel has."""
     layer, axes = call.operation, einsum_axes(call.operation, len(call.inputs[0].shape))
     if layer.bias is None or axes is None:
@@ -336,12 +346,14 @@ def _adds_to_channels(call: Call) -> bool:
     return all(length == 1 or one not in axes.rows for one, length in zip(labels, layer.bias.shape, strict=True))
 
 
-def _rounds_before_activation(call: Call) -> bool:
+def _rounds_before_activation(call: GraphCall) -> bool:
     activation = getattr(call.operation, "activation", None)
     return is_linear_kind(call.operation) and not is_linear(activation) and not is_relu(activation)
 
 
-def _weights_of(call: Call, layer_name: str, names: DisplayNames, group_size: int | None) -> tuple[RoundedWeight, ...]:
+def _weights_of(
+    call: GraphCall, layer_name: str, names: DisplayNames, group_size: int | None
+) -> tuple[RoundedWeight, ...]:
     if isinstance(call.operation, FusedLstm):
         # Its kernel has one scale for all outputs of a gate.
         cell, gates = call.operation.cell, Granularity((1,), run=call.operation.cell.units)

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.channels.graph_calls import Call
+from prunekit.anatomy.channels.graph_calls import GraphCall
 from prunekit.anatomy.layers.linear_kinds import (
     is_linear_kind,
     is_table,
@@ -162,7 +162,7 @@ def all_rescaled(scalings: Sequence[ChannelScaling], total: Sequence[np.ndarray]
     return list(found.values())
 
 
-def output_kernel(call: Call) -> ChannelWeight | None:
+def output_kernel(call: GraphCall) -> ChannelWeight | None:
     """Returns the kernel of a linear layer, or a table, by output channels.
 
     None for other layers, and if the last output axis is not in the kernel.

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.channels.graph_calls import Call
+from prunekit.anatomy.channels.graph_calls import GraphCall
 from prunekit.anatomy.graph.model_graph import inputs_in, tensors_in
 from prunekit.anatomy.layers.counting import einsum_labels
 from prunekit.anatomy.layers.layers import leaves_of
@@ -148,7 +148,7 @@ class _Finder:
             return None
         return ChannelScaling(unit, tuple(reader for reader, _ in readers), count, tuple(written), kernels)
 
-    def _is_free(self, call: Call) -> bool:
+    def _is_free(self, call: GraphCall) -> bool:
         """Returns True if no loss and no other call depends on the weights and outputs of a call's layer."""
         layer = call.operation
         has_weights = isinstance(layer, L.Layer) and bool(layer.weights)
@@ -254,7 +254,7 @@ def _normalization_weights(layer: Any) -> list[ChannelWeight]:
 # ---- the weights that read channels, and the layers between ----------------------------------------------------------
 
 
-def _input_kernels(call: Call, tensor: Any, layout: _Layout) -> list[ChannelWeight]:
+def _input_kernels(call: GraphCall, tensor: Any, layout: _Layout) -> list[ChannelWeight]:
     """Returns the kernels of a layer by the channels of a tensor; none if they cannot be divided by factors.
 
     Args:
@@ -275,7 +275,7 @@ def _input_kernels(call: Call, tensor: Any, layout: _Layout) -> list[ChannelWeig
     return [ChannelWeight(cell.kernel, layout.channels[:, None]) for cell in cells]
 
 
-def _input_kernel(call: Call, layout: _Layout) -> ChannelWeight | None:
+def _input_kernel(call: GraphCall, layout: _Layout) -> ChannelWeight | None:
     """Returns the kernel of a linear layer by the channels that it reads; None if it cannot be divided by factors."""
     layer = call.operation
     if not is_linear_kind(layer) or unusual_state(layer) or "call" in vars(layer) or call.input is None:
@@ -291,7 +291,7 @@ def _input_kernel(call: Call, layout: _Layout) -> ChannelWeight | None:
     return ChannelWeight(kernel, along_inputs(layer, kernel.shape, channels))
 
 
-def _is_nonzero(call: Call) -> bool:
+def _is_nonzero(call: GraphCall) -> bool:
     """Returns True for `x != 0`, of which masks are made: positive factors do not change it."""
     if call.kind != "NotEqual" or type(call.operation).__module__.partition(".")[0] != "keras":
         return False
@@ -323,7 +323,7 @@ def _passed(unit: Unit, layout: _Layout) -> _Layout | None:
     return None
 
 
-def _reshaped(call: Call, layout: _Layout) -> _Layout | None:
+def _reshaped(call: GraphCall, layout: _Layout) -> _Layout | None:
     """Returns where the channels are after Flatten or Reshape; None unless one axis tells them."""
     before, after = call.input.shape[1:], call.output.shape[1:]
     if None in (*before, *after) or math.prod(before) == 0:

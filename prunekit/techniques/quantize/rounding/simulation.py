@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
-from prunekit.anatomy.channels.graph_calls import Call, Graph
+from prunekit.anatomy.channels.graph_calls import Graph, GraphCall
 from prunekit.anatomy.graph.model_graph import graph_of
 from prunekit.core.runtime.patching import shadowed
 from prunekit.core.runtime.variable_values import full_value, with_values
@@ -178,7 +178,7 @@ class _UnitRun:
                 result = call.operation(result)
         return result
 
-    def _first(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _first(self, call: GraphCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         unit, operation = self._unit, call.operation
         if isinstance(operation, FusedLstm):
             return lstm_results(unit, self._rounding, args[0], self._placement.written[id(unit.outputs[0])])
@@ -194,7 +194,7 @@ class _UnitRun:
         with shadowed(operation, "call", call_inside):
             return operation(*args, **kwargs)
 
-    def _call_inside(self, call: Call) -> Any:
+    def _call_inside(self, call: GraphCall) -> Any:
         """Returns what a layer or operation calls in the place of its `call`; None if it stays as it is."""
         unit, operation = self._unit, call.operation
         if unit.between is not None:
@@ -210,7 +210,7 @@ class _UnitRun:
         rounds = rounds_inside(operation)
         return functools.partial(activated, operation, rounding=self._rounding) if rounds else None
 
-    def _arguments(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments(self, call: GraphCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rounds_constants = self._unit.rule.output == "own"
 
         def filled(leaf: Any) -> Any:

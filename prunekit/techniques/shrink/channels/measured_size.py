@@ -12,7 +12,7 @@ import numpy as np
 from prunekit.anatomy.channels.channel_order import Order
 from prunekit.anatomy.records.plain_data import Record
 from prunekit.core.layerwise.layerwise import Progress
-from prunekit.techniques.shrink.channels.options import Target
+from prunekit.techniques.shrink.channels.options import SizeTarget
 
 # A secant step usually reaches a file's size at the second model; a noisy measure may need several halvings.
 _TRIES = 7
@@ -100,7 +100,7 @@ class Search:
     """
 
     order: Order
-    target: Target
+    target: SizeTarget
     tolerance: float | None
     predict: Callable[[np.ndarray], float]
     compare: Callable[[np.ndarray], Measured]

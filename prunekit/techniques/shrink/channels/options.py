@@ -18,7 +18,7 @@ from prunekit.sparsity.shorthands import ChannelAllocation, CriterionName, Reduc
 REPAIRS = get_args(Repair)
 
 
-class Options(TypedDict, total=False):
+class ShrinkKeywords(TypedDict, total=False):
     """Types of the keyword options of `shrink`; see `ShrinkOptions`."""
 
     criterion: CriterionName | Criterion | Callable[..., Any]
@@ -48,7 +48,7 @@ def approximations(given: Sequence[str] | str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Target:
+class SizeTarget:
     """How much of the model is left.
 
     Attributes:

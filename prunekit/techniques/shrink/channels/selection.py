@@ -16,7 +16,7 @@ from prunekit.core.statistics.channel_importance import GroupImportance, entry_s
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.techniques.shrink.channels.budget import SizeModel
 from prunekit.techniques.shrink.channels.measured_size import Measure, Measured, Search
-from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
+from prunekit.techniques.shrink.channels.options import ShrinkOptions, SizeTarget
 from prunekit.techniques.shrink.channels.zero_channels import zero_channels
 from prunekit.techniques.shrink.graph.rebuild import without_channels
 
@@ -83,7 +83,7 @@ class Selector:
         order = self._order([~np.isin(group.channels, self.zero) for group in self._found.groups], "uniform")
         return Selection(order, order.unimportant())
 
-    def select(self, target: Target, criterion: str | Criterion, allocation: str) -> Selection:
+    def select(self, target: SizeTarget, criterion: str | Criterion, allocation: str) -> Selection:
         """Returns the selection by a criterion and an allocation of which the target's share is left.
 
         Raises:
@@ -108,7 +108,7 @@ class Selector:
         options = self._options
         return Order(groups, given, allocation, minimum=options.minimum, multiple=options.multiple)
 
-    def _nearest(self, order: Order, target: Target, measure: Measure) -> tuple[np.ndarray, Measured]:
+    def _nearest(self, order: Order, target: SizeTarget, measure: Measure) -> tuple[np.ndarray, Measured]:
         """Returns how many units each group loses, and the measured size."""
         return Search(
             order,
@@ -127,7 +127,7 @@ def _predicted(budget: SizeModel, measure: Measure) -> Callable[[np.ndarray], fl
     return budget.parameters_without
 
 
-def _counts(order: Order, budget: SizeModel, target: Target, options: ShrinkOptions) -> np.ndarray:
+def _counts(order: Order, budget: SizeModel, target: SizeTarget, options: ShrinkOptions) -> np.ndarray:
     """Returns how many units each group loses."""
     name, share = target.measure, target.share
     if name == "channels":

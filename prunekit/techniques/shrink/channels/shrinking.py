@@ -17,7 +17,7 @@ from prunekit.core.runtime.kept_grids import on_grids
 from prunekit.techniques.shrink.channels.budget import SizeModel
 from prunekit.techniques.shrink.channels.measured_size import NEAR, Measure, Measured
 from prunekit.techniques.shrink.channels.optimizer_state import carry_over, class_notes
-from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
+from prunekit.techniques.shrink.channels.options import ShrinkOptions, SizeTarget
 from prunekit.techniques.shrink.channels.repair import Repair, RepairError
 from prunekit.techniques.shrink.channels.selection import Selection, Selector
 from prunekit.techniques.shrink.channels.shrink_report import ShrinkReport, ShrunkGroup
@@ -64,7 +64,7 @@ class ChannelRemoval:
 
 def remove_channels(  # noqa: PLR0913
     model: Any,
-    target: Target | None,
+    target: SizeTarget | None,
     options: ShrinkOptions,
     data: Any = None,
     *,
@@ -129,7 +129,7 @@ def _told_of_repair(progress: Progress | None) -> Progress | None:
     return None if progress is None else lambda done, total, name: progress(done, total, f"repaired {name}")
 
 
-def _measured_notes(measured: Measured, target: Target, options: ShrinkOptions) -> list[str]:
+def _measured_notes(measured: Measured, target: SizeTarget, options: ShrinkOptions) -> list[str]:
     tolerance, name = options.tolerance or NEAR, target.measure
     low, high = measured.interval
     if measured.noise > tolerance * target.share:
@@ -226,7 +226,9 @@ def _rounding_notes(selection: Selection, options: ShrinkOptions) -> list[str]:
     ]
 
 
-def _note_missed(target: Target | None, budget: SizeModel, removed: np.ndarray, options: ShrinkOptions) -> list[str]:
+def _note_missed(
+    target: SizeTarget | None, budget: SizeModel, removed: np.ndarray, options: ShrinkOptions
+) -> list[str]:
     """Returns a note if the model has another share of parameters or multiply-accumulates than was asked for."""
     measures = {"parameters": budget.parameters_without, "macs": budget.macs_without}
     if target is None or target.measure not in measures:

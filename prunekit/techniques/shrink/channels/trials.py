@@ -19,7 +19,7 @@ from prunekit.core.statistics.layer_products import unfitted
 from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import CALCULATED
-from prunekit.techniques.shrink.channels.options import ShrinkOptions, Target
+from prunekit.techniques.shrink.channels.options import ShrinkOptions, SizeTarget
 from prunekit.techniques.shrink.channels.repair import Repair, RepairError
 from prunekit.techniques.shrink.channels.selection import Selection, Selector
 from prunekit.techniques.shrink.graph.kept_statistics import kept_statistics
@@ -71,7 +71,7 @@ def ways_to_select(found: Channels, options: ShrinkOptions, untried: str) -> tup
     return ways[:1] if untried else ways, tuple(choices)
 
 
-def reason_not_to_try(repair: str, target: Target, parameters: int) -> str:
+def reason_not_to_try(repair: str, target: SizeTarget, parameters: int) -> str:
     """Returns the reason why one selection is taken without a trial, as a clause; "" if several are tried.
 
     Args:
@@ -91,7 +91,7 @@ def pick(
     selector: Selector,
     repair: Repair,
     options: ShrinkOptions,
-    target: Target,
+    target: SizeTarget,
     progress: Progress | None = None,
     memory: float = MEMORY,
 ) -> Picked:
@@ -137,7 +137,7 @@ def pick(
     return replace(picked, choices=_renamed(choices, way, reason))
 
 
-def _selections(selector: Selector, target: Target, ways: Sequence[Way]) -> Iterator[tuple[Way, Selection]]:
+def _selections(selector: Selector, target: SizeTarget, ways: Sequence[Way]) -> Iterator[tuple[Way, Selection]]:
     """Yields the selections that reach the target; raises ValueError if the first does not."""
     for way in ways:
         try:

@@ -12,7 +12,7 @@ from keras import ops
 
 from prunekit.anatomy.channels.channel_links import WeightAxes
 from prunekit.anatomy.channels.channels import Channels
-from prunekit.anatomy.channels.graph_calls import Call, Graph
+from prunekit.anatomy.channels.graph_calls import Graph, GraphCall
 from prunekit.anatomy.channels.weight_entries import masked, zeroed
 from prunekit.anatomy.layers.linear_kinds import channel_axis, is_linear, is_linear_kind, is_normalization
 from prunekit.anatomy.layers.targets import Target, find_targets
@@ -210,7 +210,7 @@ class _MovingMeans:
     """
 
     def __init__(self, model: Any):
-        self._places: dict[int, tuple[Graph, Call]] = {}
+        self._places: dict[int, tuple[Graph, GraphCall]] = {}
         try:
             graph = LayerGraph(model)
         except ValueError:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from prunekit.anatomy.channels.graph_calls import Call, Graph
+from prunekit.anatomy.channels.graph_calls import Graph, GraphCall
 from prunekit.anatomy.layers.linear_kinds import is_normalization, scale_and_shift
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
@@ -21,7 +21,7 @@ FOLDED = "batch normalization folded"
 class _Place:
     """A layer into which a batch normalization would be folded."""
 
-    call: Call
+    call: GraphCall
     written: Written
 
 
@@ -45,14 +45,14 @@ def fold_normalization(graph: LayerGraph) -> tuple[list[Rewrite], list[Skipped]]
     return done, left
 
 
-def affine_of(graph: LayerGraph, call: Call) -> Affine:
+def affine_of(graph: LayerGraph, call: GraphCall) -> Affine:
     """Returns what a batch normalization computes in inference."""
     layer = call.operation
     scale, shift = scale_and_shift(layer, lambda name: np.asarray(graph.value(layer, name), "float64"))
     return Affine(layer.axis % len(call.output.shape), scale, shift)
 
 
-def _folded(graph: LayerGraph, level: Graph, call: Call) -> _Place | str:
+def _folded(graph: LayerGraph, level: Graph, call: GraphCall) -> _Place | str:
     """Returns the layer into which a batch normalization can be folded, or why there is none."""
     if call.fixed_training:
         return "it is called with training=True"
@@ -73,7 +73,7 @@ def _folded(graph: LayerGraph, level: Graph, call: Call) -> _Place | str:
     return "; ".join(dict.fromkeys(reasons))
 
 
-def _into_former(graph: LayerGraph, level: Graph, call: Call, affine: Affine) -> _Place | str:
+def _into_former(graph: LayerGraph, level: Graph, call: GraphCall, affine: Affine) -> _Place | str:
     tensor, former = call.input, level.producer(call.input)
     if former is None:
         return "it reads an input of the model"
@@ -84,7 +84,7 @@ def _into_former(graph: LayerGraph, level: Graph, call: Call, affine: Affine) ->
     return written if isinstance(written, str) else _Place(former, written)
 
 
-def _into_next(graph: LayerGraph, level: Graph, call: Call, affine: Affine) -> _Place | str:
+def _into_next(graph: LayerGraph, level: Graph, call: GraphCall, affine: Affine) -> _Place | str:
     readers = level.readers(call.output)
     if level.is_output(call.output):
         return "its output is an output of the model"
@@ -101,7 +101,7 @@ def _into_next(graph: LayerGraph, level: Graph, call: Call, affine: Affine) -> _
     return written if isinstance(written, str) else _Place(reader, written)
 
 
-def _alone(graph: LayerGraph, level: Graph, former: Call, call: Call, tensor: Any) -> str:
+def _alone(graph: LayerGraph, level: Graph, former: GraphCall, call: GraphCall, tensor: Any) -> str:
     """Returns why the call before a batch normalization must keep its output, or ""."""
     if level.is_output(tensor):
         return f"the output of {former.name} is an output of the model"

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.channels.graph_calls import Call, Graph
+from prunekit.anatomy.channels.graph_calls import Graph, GraphCall
 from prunekit.anatomy.graph.model_graph import graph_of, inputs_in, tensors_in
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.shrink.graph.layer_copies import (
@@ -76,7 +76,7 @@ class _Building:
             kind = keras.Model
         return kind(inputs, outputs, name=name)
 
-    def _run(self, call: Call, new: dict[int, Any]) -> None:
+    def _run(self, call: GraphCall, new: dict[int, Any]) -> None:
         def known(leaf: Any) -> Any:
             return new[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf
 
@@ -87,7 +87,7 @@ class _Building:
         for old, made in zip(call.outputs, keras.tree.flatten(outputs), strict=True):
             new[id(old)] = made
 
-    def _operation(self, call: Call, inputs: Any) -> Any:
+    def _operation(self, call: GraphCall, inputs: Any) -> Any:
         """Returns the new layer or operation for a former one that is called on inputs, the same one at each call."""
         operation, key = call.operation, id(call.operation)
         if key in self._graph.nested:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.channels.graph_calls import Call
+from prunekit.anatomy.channels.graph_calls import GraphCall
 from prunekit.anatomy.layers.counting import einsum_labels
 from prunekit.anatomy.layers.linear_kinds import (
     DEPTHWISE,
@@ -58,7 +58,7 @@ def refusal(layer: Any) -> str:
 # ---- an affine map of the outputs ------------------------------------------------------------------------------------
 
 
-def after(graph: LayerGraph, call: Call, affine: Affine) -> Written | str:
+def after(graph: LayerGraph, call: GraphCall, affine: Affine) -> Written | str:
     """Returns the weights with which a layer computes an affine map of its present outputs; or why there are none.
 
     Args:
@@ -109,7 +109,7 @@ def _after_einsum(graph: LayerGraph, layer: Any, affine: Affine, rank: int) -> W
 # ---- an affine map of the inputs -------------------------------------------------------------------------------------
 
 
-def before(graph: LayerGraph, call: Call, affine: Affine) -> Written | str:
+def before(graph: LayerGraph, call: GraphCall, affine: Affine) -> Written | str:
     """Returns the weights with which a layer computes its present outputs from inputs before an affine map.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras.src.backend.common.masking import get_keras_mask
 
-from prunekit.anatomy.channels.graph_calls import Call, Graph
+from prunekit.anatomy.channels.graph_calls import Graph, GraphCall
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
 from prunekit.techniques.shrink.layers.dead_branches import is_sum, summands
@@ -35,7 +35,7 @@ class Block:
     name: str
     kind: str
     level: Graph
-    calls: tuple[Call, ...]
+    calls: tuple[GraphCall, ...]
     entry: Any
     exit: Any
 
@@ -64,7 +64,7 @@ def find_blocks(graph: LayerGraph) -> tuple[list[Block], list[Skipped]]:
             left.append(Skipped(level.model.name, "the model is called several times"))
             continue
         found = [*_branches(level)]
-        regions: list[tuple[Sequence[Call], list[Any], list[Any]]] = [
+        regions: list[tuple[Sequence[GraphCall], list[Any], list[Any]]] = [
             (level.calls, keras.tree.flatten(level.inputs), keras.tree.flatten(level.outputs))
         ]
         regions += [(block.calls[:-1], [block.entry], _last(block)) for block in found]
@@ -135,9 +135,9 @@ def _branches(level: Graph) -> Iterator[Block]:
                 break
 
 
-def _between(level: Graph, entry: Any, last: Any, end: Call) -> list[Call]:
+def _between(level: Graph, entry: Any, last: Any, end: GraphCall) -> list[GraphCall]:
     """Returns the calls from `entry` to `last`; [] if others read their tensors, or if they read other tensors."""
-    found: dict[int, Call] = {}
+    found: dict[int, GraphCall] = {}
     pending = [last]
     while pending:
         tensor = pending.pop()
@@ -160,7 +160,7 @@ def _between(level: Graph, entry: Any, last: Any, end: Call) -> list[Call]:
 # ---- sequences of layers ---------------------------------------------------------------------------------------------
 
 
-def _sequences(level: Graph, calls: Sequence[Call], inputs: list[Any], outputs: list[Any]) -> Iterator[Block]:
+def _sequences(level: Graph, calls: Sequence[GraphCall], inputs: list[Any], outputs: list[Any]) -> Iterator[Block]:
     """Yields the shortest runs of layers with kernels, and of the layers after them, whose shapes are consistent."""
     cuts = _cuts(calls, inputs, outputs)
     kernels = [
@@ -185,7 +185,7 @@ def _end(cuts: Sequence[tuple[int, Any]], starts: Sequence[int], length: int) ->
     return None
 
 
-def _cuts(calls: Sequence[Call], inputs: list[Any], outputs: list[Any]) -> list[tuple[int, Any]]:
+def _cuts(calls: Sequence[GraphCall], inputs: list[Any], outputs: list[Any]) -> list[tuple[int, Any]]:
     """Returns (index, tensor) for each place between calls at which only one tensor is live."""
     last = {id(tensor): -1 for tensor in inputs}
     for index, call in enumerate(calls):

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.channels.graph_calls import Call, Graph
+from prunekit.anatomy.channels.graph_calls import Graph, GraphCall
 from prunekit.anatomy.layers.linear_kinds import is_linear_kind, is_normalization
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.techniques.shrink.graph.folding import affine_of
@@ -40,20 +40,20 @@ def drop_dead_branches(graph: LayerGraph) -> tuple[list[Rewrite], list[Skipped]]
     return done, []
 
 
-def is_sum(call: Call) -> bool:
+def is_sum(call: GraphCall) -> bool:
     """Returns True for an Add layer, and for the addition of keras.ops."""
     if isinstance(call.operation, L.Add):
         return type(call.operation).call is L.Add.call
     return call.kind == "Add" and type(call.operation).__module__.startswith("keras.src.ops.")
 
 
-def summands(call: Call) -> list[Any]:
+def summands(call: GraphCall) -> list[Any]:
     """Returns the tensors that a sum adds; [] if it adds numbers too."""
     leaves = keras.tree.flatten(call.args)
     return leaves if all(isinstance(leaf, keras.KerasTensor) for leaf in leaves) else []
 
 
-def _dropped(level: Graph, call: Call, zeros: list[Any]) -> bool:
+def _dropped(level: Graph, call: GraphCall, zeros: list[Any]) -> bool:
     kept = [one for one in summands(call) if not any(one is zero for zero in zeros)]
     whole = [one for one in kept if tuple(one.shape) == tuple(call.output.shape) and one.dtype == call.output.dtype]
     if len(kept) == 1 and whole and level.can_replace(call.output, kept[0]):

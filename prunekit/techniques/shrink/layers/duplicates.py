@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.channels.graph_calls import Call, Graph
+from prunekit.anatomy.channels.graph_calls import Graph, GraphCall
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
@@ -27,7 +27,7 @@ def merge_duplicates(graph: LayerGraph) -> tuple[list[Rewrite], list[Skipped]]:
     done: list[Rewrite] = []
     left: list[Skipped] = []
     for level in graph.graphs():
-        known: dict[Any, list[Call]] = {}
+        known: dict[Any, list[GraphCall]] = {}
         for call in list(level.calls):
             if call not in level.calls:
                 continue
@@ -46,11 +46,11 @@ def merge_duplicates(graph: LayerGraph) -> tuple[list[Rewrite], list[Skipped]]:
     return done, left
 
 
-def _can_merge(level: Graph, first: Call, call: Call) -> bool:
+def _can_merge(level: Graph, first: GraphCall, call: GraphCall) -> bool:
     return all(level.can_replace(old, new) for old, new in zip(call.outputs, first.outputs, strict=True))
 
 
-def _key(graph: LayerGraph, call: Call) -> Any:
+def _key(graph: LayerGraph, call: GraphCall) -> Any:
     """Returns what must be equal in equal calls; None for a call that is never merged."""
     operation = call.operation
     if call.fixed_training or getattr(operation, "stateful", False):
@@ -108,7 +108,7 @@ class _Same:
         return id(self.value)
 
 
-def _same_weights(graph: LayerGraph, one: Call, other: Call) -> bool:
+def _same_weights(graph: LayerGraph, one: GraphCall, other: GraphCall) -> bool:
     first, second = one.operation, other.operation
     if first is second or not isinstance(first, keras.layers.Layer):
         return True

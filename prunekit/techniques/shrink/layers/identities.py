@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras.src.backend.common.masking import get_keras_mask
 
-from prunekit.anatomy.channels.graph_calls import Call, Graph
+from prunekit.anatomy.channels.graph_calls import Graph, GraphCall
 from prunekit.anatomy.graph.model_graph import tensors_in
 from prunekit.anatomy.layers.linear_kinds import is_linear, is_linear_kind
 from prunekit.anatomy.records.reports import Skipped
@@ -55,7 +55,7 @@ def drop_identities(graph: LayerGraph) -> tuple[list[Rewrite], list[Skipped]]:
     return done, left
 
 
-def _reason(level: Graph, call: Call) -> str:
+def _reason(level: Graph, call: GraphCall) -> str:
     """Returns why an identity must stay, or ""."""
     if call.fixed_training:
         return "it is called with training=True"
@@ -66,7 +66,7 @@ def _reason(level: Graph, call: Call) -> str:
     return ""
 
 
-def _identity(level: Graph, call: Call) -> str:
+def _identity(level: Graph, call: GraphCall) -> str:
     """Returns in which way a call returns its input, or ""."""
     if len(_read(call)) != 1 or call.output is None:
         return ""
@@ -86,7 +86,7 @@ def _identity(level: Graph, call: Call) -> str:
     return ""
 
 
-def _read(call: Call) -> list[Any]:
+def _read(call: GraphCall) -> list[Any]:
     return tensors_in((call.args, {name: value for name, value in call.kwargs.items() if name != "mask"}))
 
 
@@ -144,12 +144,12 @@ def _in_order(axes: Any) -> bool:
     return axes is not None and list(axes) == list(range(len(axes)))
 
 
-def _operation(call: Call, name: str) -> bool:
+def _operation(call: GraphCall, name: str) -> bool:
     """Returns True for a function of keras.ops, by the name of its class."""
     return call.kind == name and type(call.operation).__module__.startswith("keras.src.ops.")
 
 
-def _is_relu(call: Call) -> bool:
+def _is_relu(call: GraphCall) -> bool:
     layer = call.operation
     if isinstance(layer, L.ReLU) and _own_call(layer, (L.ReLU,)):
         return layer.max_value is None and not layer.negative_slope and not layer.threshold
@@ -158,7 +158,7 @@ def _is_relu(call: Call) -> bool:
     return _operation(call, "Relu")
 
 
-def _not_negative(call: Call | None) -> bool:
+def _not_negative(call: GraphCall | None) -> bool:
     if call is None:
         return False
     layer = call.operation
