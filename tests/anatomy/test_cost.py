@@ -119,7 +119,7 @@ def test_layer_types_cost_what_their_arithmetic_says(layer, shape, expected):
 def test_channels_first_finds_the_channels():
     layer = L.Conv2D(6, 3, data_format="channels_first")
     layer.build((None, 4, 9, 8))
-    call = table.Call(((2, 4, 9, 8),), ((2, 6, 7, 6),))
+    call = table.LayerShapes(((2, 4, 9, 8),), ((2, 6, 7, 6),))
     assert table.macs(layer, call) == ({"kernel": 2 * 7 * 6}, ())
 
 

@@ -7,7 +7,7 @@ import pytest
 from keras import layers as L
 
 from prunekit.anatomy.layers import layers as table
-from prunekit.anatomy.layers.layers import Call, own_variables, register_layer, spec_of, weights_of
+from prunekit.anatomy.layers.layers import LayerShapes, own_variables, register_layer, spec_of, weights_of
 from prunekit.anatomy.layers.weight_spec import WeightSpec
 
 # Layers that hold another framework's code or file; their weights are unknown on purpose, and said to be so.
@@ -257,7 +257,7 @@ def test_a_registered_layer_can_count_from_the_end_and_may_have_a_leading_unders
     layer = build(Twice(), (2, 4))
     ((variable, label, spec),) = weights_of(layer)
     assert (label, spec.in_axes, spec.out_axes) == ("matrix", (1,), (2,))
-    assert table.macs(layer, Call(((5, 4),), ((5, 3),))) == ({"matrix": 5}, ())
+    assert table.macs(layer, LayerShapes(((5, 4),), ((5, 3),))) == ({"matrix": 5}, ())
 
 
 @pytest.mark.parametrize(
