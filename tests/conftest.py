@@ -27,6 +27,7 @@ import numpy as np
 import pytest
 from short_suite import left_out
 
+import prunekit as pk
 from prunekit import cli
 from prunekit.recipe.text.loader import load_recipe
 
@@ -118,6 +119,16 @@ def empty_pages(request):
         if request.config.getoption("--short"):
             patch.setattr("prunekit.recipe.run.runner.render_html", lambda report: "")
         yield
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    """(QuantizationResult, IntegerExport, inputs) of a convolutional network with 8 bits."""
+    from integer_networks import made
+
+    model, inputs = made("fashion_cnn")
+    done = pk.quantize(model, inputs)
+    return done, done.export(tmp_path_factory.mktemp("eight") / "m.tflite"), inputs
 
 
 @pytest.fixture

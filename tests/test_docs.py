@@ -129,9 +129,9 @@ def test_what_one_call_keeps_is_what_was_measured():
     assert len(rows) >= 5 and [row for row in rows if row not in page] == []
 
 
-def test_the_readme_has_two_screens_and_begins_with_what_was_measured():
+def test_the_readme_has_two_screens_and_begins_with_what_to_call():
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 100
     assert next(line for line in lines if line.startswith(("|", "#", "```")) and line != "# prunekit").startswith(
-        "| Measured"
+        "| You have a Keras model and want"
     )

@@ -1,7 +1,7 @@
 """Which networks XNNPACK computes sparsely: the policy of tensorflow-model-optimization, and prunekit's check.
 
 The policy looks at layers before anything is pruned; prunekit reads the converted file. Where they differ, prunekit's
-answer is the one that LiteRT.js was measured to give (tests/delivery/test_export.py has the measured networks).
+answer is the one that LiteRT.js was measured to give (tests/operations/test_export.py has the measured networks).
 """
 
 import keras

@@ -164,7 +164,7 @@ def test_what_one_step_pruned_holds_while_another_prunes_other_weights(perceptro
 
 def test_weights_pruned_to_the_last_one_stay_zero(pairs):
     model = dense_network(8, activation=None, narrow=1, out=4)
-    all_of_it = one_shot(0.95, include=["narrow"])
+    all_of_it = one_shot(0.95, include=["narrow"], keep_one=False)
     compress(recipe(all_of_it, {"finetune": {"epochs": 1}}), model, pairs)
     assert zeros(model, "narrow/kernel") == 8
 
