@@ -144,7 +144,7 @@ def page(results: Results) -> str:
     measured = {title: results.values[name] for name, title in NETWORKS.items() if name in results.values}
     lines = [HEAD, "## Zeros and few bits", ""]
     lines += [
-        "One call: `pk.quantize(model, images, weights=bits, sparsity=zeros)`, beside `pk.prune(model, zeros, images,",
+        "One call: `pk.quantize(model, images, bits=bits, sparsity=zeros)`, beside `pk.prune(model, zeros, images,",
         'criterion="sparsegpt", allocation="uniform")` and `pk.quantize` after it. Error / accuracy.',
         "",
         f"| network | zeros | bits | {' | '.join(ORDERS)} | one call |",
@@ -182,8 +182,8 @@ def _of_groups(results: Results) -> list[str]:
     """Returns the lines about groups."""
     lines = ["", "## Groups of inputs", ""]
     lines += [
-        "`pk.quantize(model, images, weights=bits, activations=None, group_size=inputs)`. Error / accuracy; bytes of",
-        f"the LiteRT file; for {BITS[0]} bits the processor time of one call as a ratio to float32, batch 1,",
+        '`pk.quantize(model, images, bits=bits, activation_bits="float", group_size=inputs)`. Error / accuracy; bytes',
+        f"of the LiteRT file; for {BITS[0]} bits the processor time of one call as a ratio to float32, batch 1,",
         "one thread, x86.",
         "",
         "| network | bits | inputs that share a scale | nearest | gptq | bytes | time |",

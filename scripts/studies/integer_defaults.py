@@ -58,7 +58,7 @@ TRAINED, TRAINED_BITS, EPOCHS, BATCH = ("digits-cnn", "depthwise", "unet", "regr
 PAGE = Path("docs/measured/integer-defaults.md")
 HEAD = f"""# Measured: defaults of integers
 
-What the trained networks of [defaults](defaults.md) keep after `pk.quantize(model, data, weights=bits)`, activations
+What the trained networks of [defaults](defaults.md) keep after `pk.quantize(model, data, bits=bits)`, activations
 with 8 bits, in the simulation of the integer file, on data that were not trained on: accuracy, or what the table names.
 {EXAMPLES} training inputs, no labels; seed 0, one run. The regret of a row is how many points it loses to the best row
 on the same network. Error: squared change of the outputs over that of the defaults, geometric mean over the networks.
@@ -129,7 +129,7 @@ def page(results: Results) -> str:
     for bits in BITS:
         parts += _at(results, bits)
     parts += _in_training(results)
-    parts += ["\n## Weights alone\n", "`pk.quantize(model, weights=bits, activations=None)`.\n"]
+    parts += ["\n## Weights alone\n", '`pk.quantize(model, bits=bits, activation_bits="float")`.\n']
     parts += [f"| network | bits | {' | '.join(ALONE)} |", "|---|---:|" + "---:|" * len(ALONE)]
     for name, kind in KINDS.items():
         for bits in BITS[1:]:

@@ -83,9 +83,9 @@ as a ratio to the float32 file, all files of a network in turns for {SECONDS:g} 
 was trained elsewhere; those for Fashion-MNIST are trained for {fashion.EPOCHS} epochs (Adam, learning rate 0.001,
 batches of {fashion.BATCH}, seed 0). Ranges, GPTQ, and the converter's own quantization read {EXAMPLES:,} training
 images, drawn with seed 0; test images are used for these accuracies alone. One run each: the standard error of such an
-accuracy is 0.001 for MNIST and 0.003 for Fashion-MNIST. The call: `pk.quantize(model, images, weights=8)`;
+accuracy is 0.001 for MNIST and 0.003 for Fashion-MNIST. The call: `pk.quantize(model, images, bits=8)`;
 {SPARSITY:.0%} zeros: `pk.prune(model, {SPARSITY:g}, images, criterion="sparsegpt", allocation="lamp")` first.
-"{TRAINED}": trained on integers, `model.fit(..., callbacks=[pk.QuantizationCallback(images, weights=8)])`, with Adam
+"{TRAINED}": trained on integers, `model.fit(..., callbacks=[pk.QuantizationCallback(images, bits=8)])`, with Adam
 and a learning rate that falls from {RATE:g} to 0 by half a cosine, batches of {fashion.BATCH}; with zeros,
 `pk.KeepZeros()` beside it. The float32 network that is trained as long in the same way is in the table, too.
 `scripts/study quantization` makes this page. How to quantize: [quantization](../quantizing.md).
