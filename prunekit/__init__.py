@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from prunekit.recipe.sweep.workers import Jobs as Jobs
     from prunekit.recipe.text.loader import load_recipe as load_recipe
     from prunekit.techniques.pruning.masks.options import PruningOptions as PruningOptions
+    from prunekit.techniques.pruning.training.at_final_sparsity import AtFinalSparsity as AtFinalSparsity
     from prunekit.techniques.pruning.training.callbacks import PruningCallback as PruningCallback
     from prunekit.techniques.pruning.training.keep_zeros import KeepZeros as KeepZeros
-    from prunekit.techniques.pruning.training.once_sparse import AtFinalSparsity as AtFinalSparsity
     from prunekit.techniques.pruning.training.pruner import Pruner as Pruner
     from prunekit.techniques.quantize.options import QuantizationOptions as QuantizationOptions
     from prunekit.techniques.shrink.channels.groups_report import channel_groups as channel_groups
@@ -90,7 +90,7 @@ _MODULES = {
     "prunekit.techniques.pruning.masks.options": ("PruningOptions",),
     "prunekit.techniques.pruning.training.callbacks": ("PruningCallback",),
     "prunekit.techniques.pruning.training.keep_zeros": ("KeepZeros",),
-    "prunekit.techniques.pruning.training.once_sparse": ("AtFinalSparsity",),
+    "prunekit.techniques.pruning.training.at_final_sparsity": ("AtFinalSparsity",),
     "prunekit.techniques.pruning.training.pruner": ("Pruner",),
     "prunekit.techniques.quantize.options": ("QuantizationOptions",),
     "prunekit.techniques.shrink.channels.groups_report": ("channel_groups",),

@@ -11,7 +11,7 @@
 - `saved_files`: the sparsity of files that `ModelCheckpoint` writes
 - `callbacks`: `PruningCallback`
 - `keep_zeros`: `KeepZeros`
-- `once_sparse`: `AtFinalSparsity`
+- `at_final_sparsity`: `AtFinalSparsity`
 
 Design
 

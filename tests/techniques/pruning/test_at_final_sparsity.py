@@ -9,8 +9,8 @@ import pytest
 from backends import zero_counts
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
+from prunekit.techniques.pruning.training.at_final_sparsity import AtFinalSparsity
 from prunekit.techniques.pruning.training.callbacks import PruningCallback
-from prunekit.techniques.pruning.training.once_sparse import AtFinalSparsity
 from prunekit.techniques.pruning.training.pruner import Pruner
 from prunekit.techniques.pruning.training.pruning_notes import LATER_TRAINING
 
