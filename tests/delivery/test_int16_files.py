@@ -191,7 +191,7 @@ def test_operations_without_a_precise_kernel_compute_in_floating_point_between_i
     made = done.export(tmp_path / "m.tflite")
     ((name, _, kinds),) = [one.partition(": ") for one in made.skipped]
     # The report knows it before there is a file.
-    assert kinds == kind and [one.name for one in done.skipped] == [name]
+    assert kinds == kind and [one.name for one in done.skipped if "/" not in one.name] == [name]
     graph = LiteRTGraph((tmp_path / "m.tflite").read_bytes())
     kinds = [graph.kind(one) for one in graph.operators if graph.kind(one) != "RESHAPE"]
     place = kinds.index(kind)

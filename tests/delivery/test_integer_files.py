@@ -33,9 +33,9 @@ PARTLY = (
 MERGED = {"transformer_encoder": 4, "rms_decoder": 6, "two_towers": 2, "tied": 1}
 
 
-def made(model, inputs, folder, weights=8):
+def made(model, inputs, folder, bits=8):
     """Returns (file, placement, formats, grids) of a model, with grids from the inputs."""
-    placement, formats = place(model), Formats(IntegerFormat(weights))
+    placement, formats = place(model), Formats(IntegerFormat(bits))
     grids = calibrated(model, placement, [inputs], formats.activations, MinMax())
     specs = input_specs(model, inputs)
     file = integer_file(placement, grids, formats, structure=inputs, specs=specs, folder=folder)

@@ -261,5 +261,5 @@ def test_a_table_with_smaller_codes_than_the_grid_of_its_readers_keeps_them(opti
     done = pk.quantize(*reading(pooled), **options)
     made = done.export(tmp_path / "m.tflite")
     assert names(made.skipped) == names(one.name for one in done.skipped) == ["table"]
-    bits = options.get("weights", 8)
+    bits = options.get("bits", 8)
     assert done.skipped[0].reason == f"its table has codes of {bits} bits, and a scale for each row"

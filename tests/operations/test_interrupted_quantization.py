@@ -75,7 +75,7 @@ def test_a_resumed_fit_ends_as_one_that_was_never_interrupted(tmp_path, begin_st
     resumed, found = training(tmp_path / "cut")
     for one, two in zip(resumed.get_weights(), whole.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
-    assert found.ranges == expected.ranges
+    assert found.report.ranges == expected.report.ranges
 
 
 @pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["before", "behind"])

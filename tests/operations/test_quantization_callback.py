@@ -161,9 +161,9 @@ def test_with_pruning_the_zeros_are_exact_and_in_the_grids():
 
 REFUSALS = {
     "no data": (dict(data=None), ValueError, "activation_bits=8 reads calibration data. Received: data=None"),
-    "unknown option": (dict(bits=4), TypeError, "bits"),
+    "unknown option": (dict(bit=4), TypeError, "Did you mean 'bits'"),
     "option of rounding without training": (dict(method="gptq"), TypeError, "method"),
-    "one bit": (dict(bits=1), ValueError, "`weights` is the number of bits"),
+    "one bit": (dict(bits=1), ValueError, "`bits` is the number of bits"),
     "a begin before the first step": (dict(begin_step=-1), ValueError, "begin_step"),
     "a freeze at half a step": (dict(freeze_step=1.5), TypeError, "freeze_step"),
     "no rate": (dict(range_learning_rate=0), ValueError, "`range_learning_rate` is a number above 0 and below 1"),
@@ -206,7 +206,7 @@ def test_data_of_another_shape_are_refused_before_the_first_update():
 
 
 def test_results_do_not_exist_before_the_end_of_fit():
-    with pytest.raises(RuntimeError, match="exist once `fit` has ended"):
+    with pytest.raises(RuntimeError, match="exists once `fit` has ended"):
         _ = quantizing().report
 
 

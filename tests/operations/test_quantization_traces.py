@@ -98,8 +98,8 @@ def test_the_former_callback_goes_on_after_another_one_took_its_trace():
     model = network()
     first = quantizing(bits=4, range_learning_rate=0.01)
     fit(model, first, epochs=1)
-    ranges = {one.name: one.scale for one in first.ranges}
+    ranges = {one.name: one.scale for one in first.report.ranges}
     fit(model, quantizing(bits=4, data=X[:64] * 3), epochs=1)
     fit(model, first, epochs=1)
-    for one in first.ranges:
+    for one in first.report.ranges:
         assert abs(np.log(one.scale / ranges[one.name])) <= 0.2

@@ -365,7 +365,7 @@ def test_zeros_lie_on_grids_so_that_a_quantized_model_is_pruned_without_repair(d
     model = cnn()
     quantized = pk.quantize(model, data[0])
     assert pk.prune(model, 0.5).target_sparsity == pytest.approx(0.5, abs=1e-3)
-    quantized.found.check_unchanged()
+    quantized.state.check_unchanged()
     with pytest.raises(ValueError, match="on grids"):
         pk.prune(model, 0.6, data)
 

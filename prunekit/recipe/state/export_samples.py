@@ -75,7 +75,8 @@ def export_samples(model: keras.Model, data: Data | None, seed: int) -> tuple[An
     try:
         return comparison_inputs(model, seed), None
     except ValueError as error:
-        raise RecipeError(f"{error} (--data, or data of the recipe)") from error
+        remedy = "Name data (--data, or data of the recipe)."
+        raise RecipeError(str(error).replace("Pass data.", remedy)) from error
 
 
 def class_labels(labels: Any) -> np.ndarray | None:

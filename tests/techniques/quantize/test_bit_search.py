@@ -166,7 +166,7 @@ def test_a_model_on_8_bits_already_may_need_floating_point_tensors():
 def test_bits_go_to_weights_by_their_exact_names():
     x = keras.Input((6,))
     model = keras.Model(x, L.Dense(3, name="head[0]")(L.Dense(8, name="body")(x)))
-    found = selected(model, bits={"head[0]/kernel": 4, "body/kernel": "float"})
+    found = selected(model, bits={"head[0]/kernel": 4, "body/kernel": None})
     assert {target.name: found.bits[key] for key, target in found.targets.items()} == {"head[0]/kernel": 4}
 
 
@@ -309,7 +309,7 @@ def test_a_metric_is_a_number(result):
 def test_an_unknown_option_is_refused_and_data_are_needed():
     model, data = network()
     with pytest.raises(TypeError, match="Received: 'weights'"):
-        choose_bits(model, data, budget=10**6, bits=4)
+        choose_bits(model, data, budget=10**6, **{"weights": 4})
     with pytest.raises(ValueError, match="measured on calibration data. Received: data=None"):
         choose_bits(model, None, budget=10**6)
     with pytest.raises(TypeError, match="Did you mean 'activation_bits'"):
