@@ -15,7 +15,7 @@ READERS = {
     "sensitivity": lambda model, data: pk.sensitivity(model, data),
     "prune": lambda model, data: pk.prune(model, 0.5, data=data, criterion="magnitude", allocation="uniform"),
     "remove_blocks": lambda model, data: pk.remove_blocks(model, 1, data),
-    "remove_zero_channels": lambda model, data: pk.shrink(model, channels="nonzero", data=data),
+    "shrink nonzero": lambda model, data: pk.shrink(model, channels="nonzero", data=data),
     "shrink": lambda model, data: pk.shrink(model, channels=0.5, data=data),
 }
 GOOD = np.ones((4, 5), "float32")
@@ -128,7 +128,7 @@ def test_a_generator_function_is_read_as_often_as_needed():
     assert len(batches) == 8 and batches[0].shape == (1, 5) and len(calls) == 1
     report = pk.prune(model, 0.5, examples)
     other = with_named_input()
-    assert report.layer_errors and pk.quantize(other, examples).report.weights
+    assert report.layer_errors and pk.quantize(other, examples).weights
     assert len(calls) > 2
 
 
