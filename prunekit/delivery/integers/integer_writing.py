@@ -85,7 +85,7 @@ def export_integers(  # noqa: PLR0913
         sparse: True encodes kernels sparsely where that is smaller.
 
     Raises:
-        ValueError, IntegerExportError: As for `Quantized.export`.
+        ValueError, IntegerExportError: As for `QuantizationResult.export`.
     """
     activations = found.formats.activations
     if sparse and activations is None:

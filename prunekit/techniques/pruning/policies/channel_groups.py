@@ -30,7 +30,7 @@ class ChannelGroups(MaskPolicy):
 
     Kernels that compute a channel, their biases, the normalizations after them and the kernels that read the channel
     become zero together, in all layers that must have the same channels (docs/shrinking.md). The channel is then zero
-    in training and in inference, and `pk.remove_zero_channels` removes it without a change of the outputs.
+    in training and in inference, and `pk.shrink(model, channels="nonzero")` removes it without a change of the outputs.
 
     The sparsity is that of all masked weights, reached to the nearest whole channel. With the allocation "uniform" each
     group loses the same share of its channels, with "global" all groups compete.

@@ -160,7 +160,7 @@ class GroupLasso(ChannelPenalty):
     zero. The step is apart from the gradient, as the weight decay of AdamW is, so that adaptive optimizers do not
     rescale it, and the loss that `fit` reports has no penalty in it.
 
-    `pk.remove_zero_channels` removes the zero channels after the training, and `pk.shrink` the small ones.
+    `pk.shrink(model, channels="nonzero")` removes the zero channels after the training, and `pk.shrink` the small ones.
 
     Args:
         strength: Strength of the penalty, above 0: the root mean square of a channel's weights shrinks by about
