@@ -6,6 +6,7 @@ from prunekit.delivery.integers.integer_report import IntegerExport
 from prunekit.delivery.plots.signal_plot import signal_picture
 from prunekit.delivery.reports.sensitivity import SensitivityReport
 from prunekit.delivery.reports.sweeps import SweepReport
+from prunekit.operations.export import ExportReport
 from prunekit.operations.quantize import QuantizationResult
 from prunekit.recipe.run.runner import RunResult
 from prunekit.techniques.pruning.after_training.rounds import RoundsReport
@@ -20,6 +21,7 @@ __all__ = [
     "BitChoice",
     "BlocksReport",
     "Cost",
+    "ExportReport",
     "GroupsReport",
     "IntegerExport",
     "QuantizationReport",

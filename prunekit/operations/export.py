@@ -13,14 +13,16 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
+from prunekit.anatomy.records.display import Displayed
+from prunekit.anatomy.records.sections import Section
 from prunekit.core.data.calibration import check_inputs
 from prunekit.core.data.synthetic_inputs import comparison_inputs
 from prunekit.core.runtime.partial_files import partial_file
@@ -30,10 +32,11 @@ from prunekit.delivery.litert.keras_file import kept, saved_and_loaded, temporar
 from prunekit.delivery.litert.litert import ConversionError, Traced, convert
 from prunekit.delivery.litert.xnnpack import read_verdict
 from prunekit.delivery.reports.advice import runtime_advice
+from prunekit.delivery.reports.report_sections import export_section
 from prunekit.delivery.reports.rows import INTEGERS, ExportRow, RuntimeAdvice, names_integers
 from prunekit.suggestions import did_you_mean
 
-__all__ = ["FORMATS", "ExportRow", "Format", "RuntimeAdvice", "export", "runtime_advice"]
+__all__ = ["FORMATS", "ExportReport", "ExportRow", "Format", "RuntimeAdvice", "export", "runtime_advice"]
 
 _CHUNK = 64
 # Endings of a path that names a file, and no folder.
@@ -57,6 +60,31 @@ _BROKEN = {
 }
 
 
+@dataclass(frozen=True)
+class ExportReport(Displayed):
+    """What an export wrote; a sequence of its rows.
+
+    Attributes:
+        files: One row per format, in the requested order.
+    """
+
+    main_items: ClassVar[str] = "files"
+    files: tuple[ExportRow, ...]
+
+    def sections(self) -> tuple[Section, ...]:
+        """Returns the table of the files with the results of their checks."""
+        return (export_section(self.files),)
+
+    def __iter__(self) -> Iterator[ExportRow]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> ExportRow:
+        return self.files[index]
+
+
 def export(  # noqa: PLR0913
     model: keras.Model,
     path: str | os.PathLike[str],
@@ -68,8 +96,8 @@ def export(  # noqa: PLR0913
     name: str = "model",
     batch_size: int | None = None,
     keep_going: bool = True,
-) -> list[ExportRow]:
-    """Exports `model` to a file, or in several formats to a folder; returns one row per format, in this order.
+) -> ExportReport:
+    """Exports `model` to a file, or in several formats to a folder; returns a report with one row per format.
 
     Only files that run and agree with `model` remain on disk.
 
@@ -103,15 +131,15 @@ def export(  # noqa: PLR0913
             _ = subject.reference
         if target.suffix not in _ENDINGS:
             rows = _export_each(subject, chosen, target, name, keep_going)
-            return [rows[key] for key in chosen]
+            return ExportReport(tuple(rows[key] for key in chosen))
         folder = scratch.enter_context(tempfile.TemporaryDirectory())
         row = _export_each(subject, chosen, Path(folder), name, keep_going)[chosen[0]]
         if row.file is None:
-            return [row]
+            return ExportReport((row,))
         target.parent.mkdir(parents=True, exist_ok=True)
         with partial_file(target, f".unfinished-{target.name}") as partial:
             shutil.copyfile(Path(folder, row.file), partial)
-        return [replace(row, file=target.name)]
+        return ExportReport((replace(row, file=target.name),))
 
 
 def _formats_of(target: Path, formats: list[str]) -> list[str]:

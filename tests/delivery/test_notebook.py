@@ -19,7 +19,9 @@ from prunekit.delivery.integers.integer_report import IntegerExport
 from prunekit.delivery.litert.isolated_run import Comparison
 from prunekit.delivery.pages.notebook import html_of
 from prunekit.delivery.reports.report_sections import sections_of
+from prunekit.delivery.reports.rows import ExportRow
 from prunekit.delivery.reports.sweeps import SweepReport, swept_point
+from prunekit.operations.export import ExportReport
 from prunekit.techniques.pruning.after_training.rounds import Round
 from prunekit.training_tools.loops.weight_changes import ChangeReport, WeightChange
 
@@ -51,6 +53,7 @@ def results(model, tmp_path_factory):
         "groups": pk.channel_groups(model),
         "shrink": pk.shrink(model, channels=0.5)[1],
         "quantized": quantized,
+        "export": ExportReport((ExportRow("litert", "net.tflite", 900, 700, "ok", "", 0.0, None, None),)),
         "integers": IntegerExport("net.tflite", 900, 700, 1200, ("TANH x/tanh",), tensors, near, far, ("A remark.",)),
         "section": Section("Table", (Column("Name"), Column("Value", "number")), (("a", 1.5),)),
     }
@@ -69,6 +72,7 @@ KINDS = (
     "shrink",
     "section",
     "quantized",
+    "export",
     "integers",
 )
 

@@ -11,8 +11,7 @@ import numpy as np
 from prunekit.anatomy.files.model_files import load_model
 from prunekit.anatomy.graph.example_inputs import input_names
 from prunekit.core.data.calibration import batches_of
-from prunekit.delivery.reports.rows import ExportRow
-from prunekit.operations.export import export
+from prunekit.operations.export import ExportReport, export
 from prunekit.recipe.datasets.data import training_examples
 from prunekit.recipe.start.starting_recipe import named_source
 from prunekit.recipe.state.export_samples import class_labels, export_samples, structured
@@ -53,7 +52,7 @@ class Examples:
 
 def export_named(
     path: str, examples: Examples, target: Path, formats: Sequence[str], name: str, batch_size: int | None
-) -> list[ExportRow]:
+) -> ExportReport:
     """Writes the model in a `.keras` file in other formats; returns a row for each.
 
     Args:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from prunekit.delivery.reports.rows import ExportRow
 from prunekit.operations.export import export
 from prunekit.recipe.state.export_samples import export_samples, measure_of_outputs
 from prunekit.recipe.state.run_inputs import RunInputs
@@ -32,7 +33,7 @@ class ExportStep(StepHandler[PreparedStep]):
         settings, state = prepared.settings, workspace.state
         samples, labels = export_samples(workspace.model, workspace.run.data, workspace.run.recipe.seed)
         measure = measure_of_files(workspace)
-        rows = []
+        rows: list[ExportRow] = []
         for number, name in enumerate(settings.formats):
             workspace.report_progress(number / len(settings.formats), f"exporting {name}")
             rows += export(
