@@ -1,21 +1,28 @@
 """Keyword options that several calls share: their names and defaults in each signature."""
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
-from typing import TypeVar, get_type_hints
+from types import MappingProxyType
+from typing import Any, TypeVar, cast, get_type_hints
+
+from prunekit.suggestions import check_names
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
-def keyword_options(options: type, types: type) -> Callable[[_Function], _Function]:
-    """Decorator that shows the single options in place of `**options`, to `help`, notebooks and `inspect.signature`.
+def keyword_options(
+    options: type, types: type, former: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[_Function], _Function]:
+    """Decorator that shows the single options in place of `**options`, and refuses names that the call does not have.
 
-    Type checkers read `Unpack[types]`.
+    `help`, notebooks and `inspect.signature` show them; type checkers read `Unpack[types]`.
 
     Args:
         options: The dataclass of the options, which has the defaults.
         types: The TypedDict of the call's own options.
+        former: Former name of an argument -> its present name, for the message.
     """
     found = {field.name: field for field in fields(options)}
     hints = get_type_hints(types)
@@ -23,6 +30,7 @@ def keyword_options(options: type, types: type) -> Callable[[_Function], _Functi
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
         own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        unnamed = [one.name for one in own if one.kind is inspect.Parameter.VAR_POSITIONAL]
         keywords = [
             inspect.Parameter(
                 name,
@@ -33,7 +41,15 @@ def keyword_options(options: type, types: type) -> Callable[[_Function], _Functi
             for name, field in found.items()
             if name in hints and name not in signature.parameters
         ]
-        function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
-        return function
+        shown = signature.replace(parameters=[*own, *keywords])
+        known = [name for name in shown.parameters if name not in ("self", *unnamed)]
+
+        @functools.wraps(function)
+        def checked(*args: Any, **given: Any) -> Any:
+            check_names(given, known, former)
+            return function(*args, **given)
+
+        checked.__signature__ = shown  # type: ignore[attr-defined]
+        return cast("_Function", checked)
 
     return decorate

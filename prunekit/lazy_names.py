@@ -4,6 +4,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -27,7 +28,7 @@ def lazy_names(
             warnings.warn(f"{package}.{name} is now {package}.{moved[name]}.", DeprecationWarning, stacklevel=2)
             return getattr(get(group), present)
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{_in_a_group(package, name)}")
         try:
             home = importlib.import_module(homes[name])
         except ModuleNotFoundError as error:
@@ -42,6 +43,16 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        own = (name for name in vars(sys.modules[package]) if name.startswith("__"))
+        return sorted({*own, *homes})
 
     return get, names
+
+
+def _in_a_group(package: str, name: str) -> str:
+    """Returns where a name is that is in a public module of the package, such as `pk.criteria`; "" if in none."""
+    # Nothing is imported for an error, which `hasattr` asks for, too.
+    for path in Path(sys.modules[package].__file__ or "").parent.glob("*.py"):
+        if path.stem != "__init__" and f'    "{name}",' in path.read_text(encoding="utf-8"):
+            return f". It is {package}.{path.stem}.{name}"
+    return ""

@@ -171,6 +171,7 @@ def test_force_replaces_an_existing_file(quantize):
         ({}, ["--examples", "0"], "0 is not in the range x>=1"),
         ({}, ["--memory", "500"], "expected bytes, such as 500MB, 1GB or 1e9. Received: '500'."),
         ({}, ["--memory", "much"], "expected bytes, such as 500MB, 1GB or 1e9. Received: 'much'."),
+        ({}, ["--set", "bits=4"], "--set is for options without a name here. Received: bits."),
         ({}, ["--set", "method=awq"], "--set is for options without a name here. Received: method."),
         ({}, ["--set", "equalise=true"], "Did you mean 'equalize'"),
         ({}, ["--set", "equalize"], "expected name=value. Received: 'equalize'."),

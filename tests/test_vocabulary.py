@@ -133,10 +133,10 @@ def test_an_option_has_one_default(kind):
 )  # fmt: skip
 def test_former_names_in_recipes_are_read_with_a_warning(kind, old, new):
     settings = STEP_KINDS[kind].settings
-    with pytest.warns(DeprecationWarning, match="The key '.*' of a recipe is now '.*'"):
+    with pytest.warns(FutureWarning, match="The key '.*' of a recipe is now '.*'"):
         found = settings.model_validate(old)
     assert found == settings.model_validate(new)
-    with pytest.raises(ValueError, match="unknown key"):
+    with pytest.raises(ValueError, match="is the former name of .*, which is here, too"):
         settings.model_validate({**new, **old})
 
 

@@ -80,8 +80,9 @@ def other_option(example: str) -> Command:
 def other_options(options: dict[str, Any]) -> dict[str, Any]:
     """Takes what --set was given out of the options, and returns it; UsageError if an option has its own name."""
     others: dict[str, Any] = options.pop("others")
+    own = {*click.get_current_context().params, "data", "progress"}
     for name in others:
-        if name in options:
+        if name in own:
             raise click.UsageError(f"--set is for options without a name here. Received: {name}. Use its own option.")
     return others
 

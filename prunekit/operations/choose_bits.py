@@ -10,7 +10,6 @@ from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.arguments import positive, whole
-from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.bits.bit_choice import BitChoice
 from prunekit.techniques.quantize.bits.bit_scan import (
     measured_errors,
@@ -21,10 +20,8 @@ from prunekit.techniques.quantize.bits.bit_search import BitSearch, budget_probl
 from prunekit.techniques.quantize.options import FLOAT, FORMER, QuantizationOptions, RoundingKeywords
 from prunekit.techniques.quantize.preparation import Preparation
 
-_OWN_OPTIONS = ("budget", "evaluate", "floor", "bits", "scan", "memory", "progress")
 
-
-@keyword_options(QuantizationOptions, RoundingKeywords)
+@keyword_options(QuantizationOptions, RoundingKeywords, FORMER)
 def choose_bits(  # noqa: PLR0913
     model: Any,
     data: Any,
@@ -72,7 +69,6 @@ def choose_bits(  # noqa: PLR0913
 
     Source: Shoham & Gersho 1988 (bits of several quantizers under a budget).
     """
-    check_names(options, [*_OWN_OPTIONS, *RoundingKeywords.__annotations__], FORMER)
     levels = _levels(bits, float_too=budget is None)
     if (budget is None) == (floor is None) or (floor is None) != (evaluate is None):
         raise ValueError(

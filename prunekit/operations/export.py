@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import reprlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
+from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.sections import Section
 from prunekit.core.data.calibration import check_inputs
@@ -35,12 +37,15 @@ from prunekit.delivery.reports.advice import runtime_advice
 from prunekit.delivery.reports.report_sections import export_section
 from prunekit.delivery.reports.rows import INTEGERS, ExportRow, RuntimeAdvice, names_integers
 from prunekit.suggestions import did_you_mean
+from prunekit.techniques.quantize.rounding.simulation import check_own_calls
 
 __all__ = ["FORMATS", "ExportReport", "ExportRow", "Format", "RuntimeAdvice", "export", "runtime_advice"]
 
 _CHUNK = 64
 # Endings of a path that names a file, and no folder.
 _ENDINGS = (".keras", ".tflite")
+# Endings of files that no folder is named by.
+_OTHER_ENDINGS = (".h5", ".hdf5", ".onnx", ".pb", ".pt")
 
 
 FORMATS: dict[str, Format] = {
@@ -119,10 +124,12 @@ def export(  # noqa: PLR0913
         ValueError: A format is unknown, the model is not built, data or labels do not fit the
             model, or there are no data and no random inputs can be made.
     """
-    target = Path(path)
+    target = _checked_path(path)
     chosen = _formats_of(target, checked_formats(formats))
     if Path(name).name != name or not name:
         raise ValueError(f"`name` must be a plain file name. Received: {name!r}.")
+    check_built(model)
+    check_own_calls(model)
     with contextlib.ExitStack() as scratch:
         given = comparison_inputs(model) if data is None else data
         subject = ReferenceModel(model, given, labels, batch_size, scratch, measure)
@@ -140,6 +147,15 @@ def export(  # noqa: PLR0913
         with partial_file(target, f".unfinished-{target.name}") as partial:
             shutil.copyfile(Path(folder, row.file), partial)
         return ExportReport((replace(row, file=target.name),))
+
+
+def _checked_path(path: Any) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"`path` is the name of a file or a folder. Received: {path!r}.")
+    target = Path(path)
+    if target.suffix in _OTHER_ENDINGS:
+        raise ValueError(f'A file ends with ".keras" or ".tflite". Received: {str(path)!r}.')
+    return target
 
 
 def _formats_of(target: Path, formats: list[str]) -> list[str]:
@@ -200,11 +216,18 @@ def checked_formats(formats: Sequence[str], integers: str = INTEGERS) -> list[st
         integers: Answer to an unknown name that asks for integers: where integer files come from.
 
     Raises:
-        TypeError: `formats` is a text.
+        TypeError: `formats` is no list of names.
         ValueError: A format is unknown.
     """
-    if isinstance(formats, str):
-        raise TypeError(f"`formats` must be a sequence of names. Received: {formats!r}; write [{formats!r}].")
+    if (
+        isinstance(formats, str)
+        or not isinstance(formats, Sequence)
+        or not all(isinstance(one, str) for one in formats)
+    ):
+        raise TypeError(
+            '`formats` must be a list of names, such as ["litert"], the argument after `data`. Received: '
+            f"{reprlib.repr(formats)}."
+        )
     for key in formats:
         if key not in FORMATS and key not in _BROKEN:
             hint = f" {integers}" if names_integers(str(key)) else did_you_mean(str(key), FORMATS)

@@ -16,11 +16,12 @@ from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.schedules import OneShot
 from prunekit.sparsity.shorthands import Repair
 from prunekit.techniques.pruning.after_training.one_shot import OneShotPruning
-from prunekit.techniques.pruning.masks.options import PruningKeywords, PruningOptions, as_options
+from prunekit.techniques.pruning.masks.options import FORMER, PruningKeywords, PruningOptions
 from prunekit.techniques.pruning.training.pruning_notes import LATER_TRAINING
+from prunekit.techniques.quantize.rounding.simulation import check_own_calls
 
 
-@keyword_options(PruningOptions, PruningKeywords)
+@keyword_options(PruningOptions, PruningKeywords, FORMER)
 def prune(
     model,
     sparsity: float,
@@ -57,7 +58,7 @@ def prune(
         progress: Called as progress(done, total, name) after each weight that was pruned layer by layer, and before, as
             progress(done, total, "examples read"), while statistics of layer inputs are formed.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
-            `overrides`, `policy`, `misfits`: see `pk.PruningOptions`.
+            `overrides`, `bounds`, `policy`, `misfits`: see `pk.PruningOptions`.
 
     Raises:
         ValueError: As for `Pruner`; criterion or repair need data and there are none, or the criterion needs a training
@@ -65,9 +66,16 @@ def prune(
         TypeError: An option is unknown.
     """
     before = inspect(model)
+    check_own_calls(model)
     checked = None if data is None else CheckedData(model, data)
     pruning = OneShotPruning(
-        model, OneShot(sparsity=sparsity), as_options(options), checked, repair=repair, memory=memory, progress=progress
+        model,
+        OneShot(sparsity=sparsity),
+        PruningOptions(**options),
+        checked,
+        repair=repair,
+        memory=memory,
+        progress=progress,
     )
     baseline = None if checked is None else Baseline(model, checked)
     errors = pruning.run()

@@ -22,13 +22,13 @@ from prunekit.techniques.pruning.after_training.rounds import (
     check_options_of_rounds,
     round_sparsities,
 )
-from prunekit.techniques.pruning.masks.options import PruningKeywords, PruningOptions, as_options
+from prunekit.techniques.pruning.masks.options import FORMER, PruningKeywords, PruningOptions
 from prunekit.techniques.pruning.policies.choices import chosen_options
 from prunekit.techniques.pruning.training.held_masks import holding
 from prunekit.techniques.pruning.training.targeting import resolved_targets
 
 
-@keyword_options(PruningOptions, PruningKeywords)
+@keyword_options(PruningOptions, PruningKeywords, FORMER)
 def prune_in_rounds(
     model: Any,
     train: Callable[[Any], Any],
@@ -137,7 +137,7 @@ def _checked(  # noqa: PLR0913
     if rewind not in REWINDS:
         raise ValueError(f"`rewind` is one of {', '.join(REWINDS)}. Received: {rewind!r}.")
     # No repair between the rounds, so that the data decide nothing.
-    settings = chosen_options(as_options(options), model, training=False, data=None)
+    settings = chosen_options(PruningOptions(**options), model, training=False, data=None)
     check_options_of_rounds(settings)
     resolved_targets(model, OneShot(sparsity=sparsity), settings, training=True)
     _pruning_to(sparsity, model, sparsity, settings, data)

@@ -22,7 +22,7 @@ from prunekit.keyword_options import keyword_options
 from prunekit.operations.quantization_training import QuantizationRun, training_options
 from prunekit.operations.quantize import QuantizationResult
 from prunekit.sparsity.arguments import whole
-from prunekit.techniques.quantize.options import QuantizationOptions, TrainingKeywords
+from prunekit.techniques.quantize.options import FORMER, QuantizationOptions, TrainingKeywords
 from prunekit.techniques.quantize.training.training import StepFunctions, learning_rate
 
 # Share of a training of known length after which batch normalizations use their moving statistics.
@@ -105,7 +105,7 @@ class QuantizationCallback(keras.callbacks.Callback):
         arXiv:1902.08153 (LSQ, trained scales).
     """
 
-    @keyword_options(QuantizationOptions, TrainingKeywords)
+    @keyword_options(QuantizationOptions, TrainingKeywords, FORMER)
     def __init__(
         self,
         data: Any = None,

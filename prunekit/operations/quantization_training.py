@@ -18,7 +18,6 @@ from prunekit.core.training.train_function import fresh_forward_functions, fresh
 from prunekit.delivery.integers.integer_writing import KnownOutputs
 from prunekit.keyword_options import keyword_options
 from prunekit.operations.quantize import QuantizationResult, first_examples, outputs_of
-from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.options import FORMER, QuantizationOptions, TrainingKeywords
 from prunekit.techniques.quantize.training.training import QuantizationTraining
 
@@ -30,9 +29,8 @@ def training_options(options: TrainingKeywords) -> QuantizationOptions:
     """Returns the options of a quantization in training.
 
     Raises:
-        TypeError, ValueError: An option is unknown or has a wrong value.
+        TypeError, ValueError: An option has a wrong value.
     """
-    check_names(options, tuple(TrainingKeywords.__annotations__), FORMER)
     return QuantizationOptions(method="nearest", **options)
 
 
@@ -96,7 +94,7 @@ class Quantizer:
         TypeError: An option is unknown, or `model` is not a Keras 3 model.
     """
 
-    @keyword_options(QuantizationOptions, TrainingKeywords)
+    @keyword_options(QuantizationOptions, TrainingKeywords, FORMER)
     def __init__(
         self,
         model: Any,

@@ -6,7 +6,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -27,7 +27,6 @@ from prunekit.delivery.integers.keras_integers import export_keras_integers
 from prunekit.delivery.litert.export_reference import ReferenceModel
 from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.arguments import positive
-from prunekit.suggestions import check_names
 from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import FORMER, QuantizationKeywords, QuantizationOptions
 from prunekit.techniques.quantize.placement.text_inputs import reads_texts, text_readers
@@ -69,7 +68,11 @@ class QuantizationResult(QuantizationReport):
 
         `predict`, `evaluate`, `fit` and eager calls run the simulation on every backend. Functions of your own that
         were traced before have to be traced again inside.
+
+        Raises:
+            ValueError: The weights were changed since.
         """
+        self.state.check_unchanged()
         with self.state.simulating() as model:
             yield model
 
@@ -168,7 +171,7 @@ def _integer_io(given: Sequence[str] | str, state: QuantizationState, is_litert:
     return kinds
 
 
-@keyword_options(QuantizationOptions, QuantizationKeywords)
+@keyword_options(QuantizationOptions, QuantizationKeywords, FORMER)
 def quantize(
     model: Any,
     data: Any = None,
@@ -206,7 +209,6 @@ def quantize(
     Source: Jacob et al. 2018, arXiv:1712.05877 (integer arithmetic); Frantar et al. 2022, arXiv:2210.17323 (GPTQ);
         Lin et al. 2023, arXiv:2306.00978 (AWQ).
     """
-    check_names(options, [field.name for field in fields(QuantizationOptions)], FORMER)
     chosen, memory = QuantizationOptions(**options), positive("memory", memory)
     chosen.with_data(data)
     check_built(model)
@@ -219,7 +221,7 @@ def quantize(
     found = quantize_model(model, chosen, data, progress, memory).with_damage(baseline)
     warn_after_fit(found)
     for problem in found.data_problems:
-        warnings.warn(problem, stacklevel=2)
+        warnings.warn(problem, stacklevel=3)
     return QuantizationResult(found, samples, KnownOutputs(*map(_first_outputs, (baseline.outputs, baseline.changed))))
 
 

@@ -12,6 +12,7 @@ from prunekit.anatomy.records.reports import Skipped
 from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.sparsity.arguments import whole
+from prunekit.techniques.quantize.rounding.simulation import check_own_calls
 from prunekit.techniques.shrink.channels.optimizer_state import carry_over, class_notes
 from prunekit.techniques.shrink.graph.graph_builder import build
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
@@ -87,6 +88,7 @@ def remove_blocks(
 
 def _check(model: Any, blocks: int, data: Any) -> None:
     check_built(model)
+    check_own_calls(model)
     whole("blocks", blocks, 1)
     if graph_of(model) is None:
         raise ValueError(

@@ -31,6 +31,7 @@ from prunekit.techniques.pruning.after_training.sensitivity_scan import Sensitiv
 from prunekit.techniques.pruning.masks.options import PruningOptions
 from prunekit.techniques.quantize.bits.bit_scan import BitScan
 from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.rounding.simulation import check_own_calls
 from prunekit.techniques.quantize.targeting import selected
 
 TABLE = "sensitivity.json"
@@ -88,6 +89,7 @@ def sensitivity(  # noqa: PLR0913
         TypeError: An argument is of a wrong type.
     """
     check_built(model)
+    check_own_calls(model)
     options = PruningOptions(criterion, pattern, "uniform", include, exclude, misfits=misfits)
     if bits is None:
         technique: _Technique = _Pruning(options, _levels(sparsity, options))

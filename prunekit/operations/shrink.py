@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from numbers import Real
 from typing import Any, Literal, Unpack
 
 from prunekit.anatomy.channels.channels import find_channels
+from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.data.calibration import CheckedData, batches_of
 from prunekit.core.layerwise.layerwise import MEMORY, Progress
 from prunekit.core.outputs.baseline import Baseline
@@ -14,7 +15,7 @@ from prunekit.delivery.litert.model_measures import measure_of
 from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.arguments import positive
 from prunekit.sparsity.shorthands import MEASURES, NONZERO
-from prunekit.suggestions import check_names
+from prunekit.techniques.quantize.rounding.simulation import check_own_calls
 from prunekit.techniques.shrink.channels.budget import SizeModel
 from prunekit.techniques.shrink.channels.options import ShrinkKeywords, ShrinkOptions, SizeTarget
 from prunekit.techniques.shrink.channels.shrink_report import ShrinkReport
@@ -83,9 +84,12 @@ def shrink(  # noqa: PLR0913
             f"One target says how small the model becomes: {', '.join(given)}. Received: {', '.join(asked) or 'none'}. "
             "Pass exactly one, as the share that is left: channels=0.5."
         )
-    check_names(options, [field.name for field in fields(ShrinkOptions)])
     chosen, memory = ShrinkOptions(**options), positive("memory", memory)
+    check_built(model)
+    check_own_calls(model)
     _check_count(model, *next(iter(asked.items())), chosen)
+    if isinstance(channels, str) and channels != NONZERO:
+        raise ValueError(f'channels is the share that is left, in (0, 1], or "{NONZERO}". Received: {channels!r}.')
     if channels == NONZERO:
         return _remove_zero_channels(model, options, data, inputs)
     target = SizeTarget(*asked.popitem())  # type: ignore[arg-type]

@@ -321,8 +321,8 @@ def get_pattern(pattern: str | Pattern) -> Pattern:
         return pattern
     if not isinstance(pattern, str):
         raise TypeError(
-            f'A pattern is a name such as "2:4", or a Pattern such as NM(2, 4). Received: {pattern!r} of type '
-            f"{type(pattern).__name__}."
+            f'A pattern is a name such as "2:4", or a Pattern such as pk.patterns.NM(2, 4). Received: {pattern!r} '
+            f"of type {type(pattern).__name__}."
         )
     parsed = parse_pattern(pattern)
     if parsed is None:

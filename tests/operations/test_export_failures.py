@@ -187,13 +187,13 @@ def test_an_unknown_format_is_refused_with_the_nearest(perceptron, samples, tmp_
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        ({"formats": "keras"}, TypeError, "must be a sequence"),
-        ({"data": np.zeros((0, 8))}, ValueError, "one or more samples"),
+        ({"formats": "keras"}, TypeError, "must be a list of names"),
+        ({"data": np.zeros((0, 8))}, ValueError, "one or more examples"),
         ({"data": [np.zeros((2, 8))] * 2}, ValueError, "each of the model's 1 inputs. Received: 2"),
         ({"data": np.zeros((2, 5))}, ValueError, r"The shape of the input is \(None, 8\)"),
-        ({"labels": np.zeros(3)}, ValueError, "for each of the 70 samples"),
+        ({"labels": np.zeros(3)}, ValueError, "for each of the 70 examples"),
         ({"name": "../model"}, ValueError, "plain file name"),
-        ({"model": keras.Sequential([layers.Dense(2)])}, ValueError, "built model"),
+        ({"model": keras.Sequential([layers.Dense(2)])}, ValueError, "is not built, so it has no weights"),
         ({"formats": []}, ValueError, "A folder needs formats, .* Received: .* without formats"),
         ({"path": "net.tflite"}, ValueError, r"A file has one format, that of its ending. .* formats=\['keras'\]"),
         ({"path": "net.keras", "formats": ["keras", "litert"]}, ValueError, "A file has one format"),

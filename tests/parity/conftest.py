@@ -4,7 +4,7 @@ import pytest
 from one_weight import holding
 
 from prunekit.sparsity.schedules import OneShot
-from prunekit.techniques.pruning.masks.options import as_options
+from prunekit.techniques.pruning.masks.options import PruningOptions
 from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 
 
@@ -15,7 +15,7 @@ def pruned_once():
     def prune(weight, asked=0.5, step=0, **options):
         layer = holding(weight)
         schedule = OneShot(asked) if isinstance(asked, float) else asked
-        pruner = PrunerRun(layer, schedule, as_options({"origin": -step, "allocation": "uniform", **options}))
+        pruner = PrunerRun(layer, schedule, PruningOptions(**{"origin": -step, "allocation": "uniform", **options}))
         pruner.updater.follow_schedule()
         return pruner.masks[pruner.targets[0].name]
 

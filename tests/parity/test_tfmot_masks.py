@@ -9,7 +9,7 @@ from one_weight import holding, tfmot_mask
 import prunekit as pk
 from prunekit.sparsity.patterns import NM, Block
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
-from prunekit.techniques.pruning.masks.options import as_options
+from prunekit.techniques.pruning.masks.options import PruningOptions
 from prunekit.techniques.pruning.training.pruner import Pruner
 from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 
@@ -93,7 +93,7 @@ def test_tfmot_m_by_n_is_the_original_tails_included(shape, zeros, length):
 def test_tfmot_masks_of_a_decay_follow_weights_that_change():
     theirs = original.Masker(values(9, 5), original.sparsity.PolynomialDecay(0.2, 0.9, 1, 40, frequency=3))
     model = holding(values(9, 5))
-    pruner = PrunerRun(model, PolynomialDecay(0.2, 0.9, 1, 40, frequency=3), as_options({"policy": "tfmot"}))
+    pruner = PrunerRun(model, PolynomialDecay(0.2, 0.9, 1, 40, frequency=3), PruningOptions(**{"policy": "tfmot"}))
     pruner.begin()
     for step in range(1, 50):
         weight = values(9, 5, seed=step)
@@ -156,7 +156,7 @@ def test_difference_a_sparse_model_is_pruned_again():
 
     def after_one_step(**options):
         model = holding(weight)
-        pruner = PrunerRun(model, schedule, as_options(options))
+        pruner = PrunerRun(model, schedule, PruningOptions(**options))
         pruner.begin()
         if options:
             pruner.step()
@@ -228,7 +228,9 @@ def test_difference_m_by_n_ignores_the_schedule_and_takes_any_length(pruned_once
 def test_difference_m_by_n_is_made_once_at_step_1():
     theirs = original.Masker(values(8, 3), original.sparsity.ConstantSparsity(0.9, 5, frequency=1), m_by_n=(2, 4))
     model = holding(values(8, 3))
-    pruner = PrunerRun(model, ConstantSparsity(0.9, 5, frequency=1), as_options({"pattern": "2:4", "policy": "tfmot"}))
+    pruner = PrunerRun(
+        model, ConstantSparsity(0.9, 5, frequency=1), PruningOptions(**{"pattern": "2:4", "policy": "tfmot"})
+    )
     pruner.begin()
     for step in range(1, 9):
         weight = values(8, 3, seed=step)
@@ -237,8 +239,8 @@ def test_difference_m_by_n_is_made_once_at_step_1():
         assert pruner.step() == (step == 1)
         np.testing.assert_array_equal(next(iter(pruner.masks.values())), theirs.at(step))
     with pytest.raises(ValueError, match="ends at sparsity 0.5"):
-        PrunerRun(model, ConstantSparsity(0.9, 5), as_options({"pattern": "2:4"}))
-    gradual = PrunerRun(model, PolynomialDecay(0.0, 0.5, 0, 10, frequency=1), as_options({"pattern": "2:4"}))
+        PrunerRun(model, ConstantSparsity(0.9, 5), PruningOptions(**{"pattern": "2:4"}))
+    gradual = PrunerRun(model, PolynomialDecay(0.0, 0.5, 0, 10, frequency=1), PruningOptions(**{"pattern": "2:4"}))
     assert gradual.schedule.update_steps(10) == list(range(11))
 
 

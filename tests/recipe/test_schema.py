@@ -162,7 +162,7 @@ def test_accepted_and_the_same_after_writing_and_reading(document):
     ids=["validation_split", "targets"],
 )
 def test_former_keys_of_data_are_read_with_a_warning(former, present):
-    with pytest.warns(DeprecationWarning, match="The key '.*' of a recipe is now '.*'"):
+    with pytest.warns(FutureWarning, match="The key '.*' of a recipe is now '.*'"):
         assert load_recipe(recipe(data=former)) == load_recipe(recipe(data=present))
 
 
@@ -300,3 +300,7 @@ class TestAgreementWithTheRestOfPrunekit:
 
 def _choices(model, name):
     return model.model_fields[name].annotation.__args__
+
+
+def test_a_step_without_settings_needs_no_mapping():
+    assert load_recipe(recipe({"simplify": None})).steps == load_recipe(recipe({"simplify": {}})).steps

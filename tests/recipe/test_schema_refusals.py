@@ -13,7 +13,7 @@ REFUSED = {
         recipe({"train": {"epochs": 1}, "finetune": {"epochs": 1}}),
         "only one of .*train and finetune",
     ),
-    "empty step": (recipe({"train": None}), r"steps\[0\]: expected one of train"),
+    "empty step": (recipe({"train": None}), r"steps\[0\]\.train: 'epochs' is missing"),
     "step without settings": (recipe("train"), r"steps\[0\]: expected a mapping, such as train: \{epochs: 10\}"),
     "zero epochs": (recipe({"train": {"epochs": 0}}), r"epochs: .*greater than or equal to 1"),
     "half an epoch": (recipe({"train": {"epochs": 1.5}}), r"expected a whole number. Received: 1\.5"),
@@ -219,7 +219,7 @@ REFUSED = {
     ),
     "validation twice": (
         recipe(data={"builtin": "digits", "validation": 0.1, "validation_split": 0.1}),
-        "unknown key 'validation_split'. Did you mean 'validation'",
+        "'validation_split' is the former name of 'validation', which is here, too",
     ),
     "test of data with a test part": (recipe(data={"builtin": "digits", "test": 0.1}), "have a test part already"),
     "test folder of arrays": (

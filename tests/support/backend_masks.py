@@ -15,7 +15,7 @@ from keras import ops
 
 from prunekit.operations.prune import prune
 from prunekit.sparsity.schedules import OneShot
-from prunekit.techniques.pruning.masks.options import as_options
+from prunekit.techniques.pruning.masks.options import PruningOptions
 from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 
 LAYERS = {
@@ -73,7 +73,7 @@ def digest(layers, weights, dtype, criterion, pattern, allocation) -> str:
     found = hashlib.sha256()
     # N:M patterns have one sparsity.
     for sparsity in (0.5,) if pattern == "2:4" else (0.3, 0.6):
-        pruner = PrunerRun(model, OneShot(sparsity=sparsity), as_options({"allocation": "uniform"} | options))
+        pruner = PrunerRun(model, OneShot(sparsity=sparsity), PruningOptions(**{"allocation": "uniform"} | options))
         pruner.begin()
         # Not their names: Keras numbers layers on through a process.
         for mask in pruner.masks.values():

@@ -75,12 +75,14 @@ class ReferenceModel:
         measure: Measure | None = None,
     ) -> None:
         if not model.built:
-            raise ValueError("Only a built model has weights to export. Call it on a sample first.")
+            raise ValueError("Only a built model has weights to export. Call it on some data first.")
         samples = listed_as_arrays(samples)
         arrays = [np.asarray(array) for array in keras.tree.flatten(samples)]
         lengths = {array.shape[0] if array.ndim else 0 for array in arrays}
         if len(lengths) != 1 or 0 in lengths:
-            raise ValueError(f"`samples` needs one or more samples along axis 0. Received lengths: {sorted(lengths)}.")
+            raise ValueError(
+                f"`data` are arrays with one or more examples along axis 0. Received lengths: {sorted(lengths)}."
+            )
         self.model, self.structure = model, samples
         self.specs: list[InputSpec] = input_specs(model, samples)
         self.fixed = [replace(spec, shape=(batch_size or spec.shape[0], *spec.shape[1:])) for spec in self.specs]
@@ -97,7 +99,7 @@ class ReferenceModel:
     def _classes(self, labels: np.ndarray) -> np.ndarray:
         if labels.shape[:1] != (self.count,) or labels.ndim > 2:
             raise ValueError(
-                f"`labels` must hold a class, or a one-hot row, for each of the {self.count} samples. "
+                f"`labels` must hold a class, or a one-hot row, for each of the {self.count} examples. "
                 f"Received: shape={labels.shape}."
             )
         return labels.argmax(-1) if labels.ndim == 2 and labels.shape[1] > 1 else labels.reshape(self.count)
@@ -114,7 +116,7 @@ class ReferenceModel:
                 outputs = keras.tree.flatten(model(keras.tree.pack_sequence_as(self.structure, flat), training=False))
                 parts.append([np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(o, "float32"))) for o in outputs])
         if not parts:
-            raise ValueError(f"The model takes batches of {batch}. Received: {self.count} samples.")
+            raise ValueError(f"The model takes batches of {batch}. Received: {self.count} examples.")
         return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
     @property

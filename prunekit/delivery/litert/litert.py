@@ -81,7 +81,7 @@ def input_specs(model: keras.Model, samples: Any) -> list[InputSpec]:
         ]
     if len(known) != len(arrays):
         raise ValueError(
-            f"`samples` must hold an array for each of the model's {len(known)} inputs. Received: {len(arrays)} arrays."
+            f"`data` must hold an array for each of the model's {len(known)} inputs. Received: {len(arrays)} arrays."
         )
     by_name = {tensor.name: tensor for tensor in known}
     if keys and all(key in by_name for key in keys):

@@ -131,10 +131,13 @@ class Settings(BaseModel):
             if key in cls.gone:
                 raise refusal(f"{key!r} is a key no longer: write {cls.gone[key]}.", key)
             name = cls.former.get(key, key)
-            if name not in cls.model_fields or (name != key and name in value):
+            if name not in cls.model_fields:
                 raise unknown("key", key, cls.model_fields, key)
+            if name != key and name in value:
+                raise refusal(f"{key!r} is the former name of {name!r}, which is here, too. Remove one of them.", key)
             if name != key:
-                warnings.warn(f"The key {key!r} of a recipe is now {name!r}.", DeprecationWarning, stacklevel=2)
+                # Not a DeprecationWarning, which Python shows to authors of code alone.
+                warnings.warn(f"The key {key!r} of a recipe is now {name!r}.", FutureWarning, stacklevel=2)
             found[name] = item
         return found
 

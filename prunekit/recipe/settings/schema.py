@@ -59,12 +59,14 @@ def _step(value: Any, info: ValidationInfo) -> Step:
     for key in value:
         if key not in STEP_KINDS:
             raise unknown("key", key, STEP_KINDS, key)
-    given = [name for name in STEP_KINDS if value.get(name) is not None]
+    given = [name for name in STEP_KINDS if name in value]
     if len(given) != 1:
         only, found = ("only ", " and ".join(given)) if given else ("", "none of them")
         raise refusal(f"expected {only}one of {', '.join(STEP_KINDS)}. Received: {found}.", *given[1:2])
     (kind,) = given
-    settings = _by_kind(STEP_KINDS[kind].settings).validate_python({kind: value[kind]}, context=info.context)
+    # `- simplify:` has no settings.
+    own = {} if value[kind] is None else value[kind]
+    settings = _by_kind(STEP_KINDS[kind].settings).validate_python({kind: own}, context=info.context)
     return Step(kind, settings[kind])
 
 

@@ -6,7 +6,7 @@ from networks import dense_network
 
 import prunekit as pk
 from prunekit.core.runtime.snapshot import Snapshot, read_snapshot, write_snapshot
-from prunekit.techniques.pruning.masks.options import as_options
+from prunekit.techniques.pruning.masks.options import PruningOptions
 from prunekit.techniques.pruning.training.pruner import Pruner
 from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 from prunekit.techniques.pruning.training.pruner_state import PrunerState
@@ -42,7 +42,7 @@ def other(model, criterion="magnitude", **options):
     copy.optimizer.build(copy.trainable_variables)
     for mine, theirs in zip(copy.optimizer.variables, model.optimizer.variables, strict=True):
         mine.assign(theirs)
-    return Pruner.following(PrunerRun(copy, RISE, as_options({"criterion": criterion, **options})))
+    return Pruner.following(PrunerRun(copy, RISE, PruningOptions(**{"criterion": criterion, **options})))
 
 
 @pytest.mark.parametrize("criterion", ["magnitude", pytest.param("movement", marks=tensorflow_only)])

@@ -10,7 +10,7 @@ from networks import dense_network
 import prunekit as pk
 from prunekit.recipe.run.plan import plan
 from prunekit.sparsity.selection import removed_count
-from prunekit.techniques.pruning.masks.options import as_options
+from prunekit.techniques.pruning.masks.options import PruningOptions
 from prunekit.techniques.pruning.training.pruner import Pruner
 from prunekit.techniques.pruning.training.pruning_notes import LATER_TRAINING
 
@@ -124,7 +124,7 @@ def test_keep_one_of_a_recipe_is_in_its_report_plan_and_schema(headed, load):
 
 def test_the_option_is_true_or_false_and_counts_are_whole():
     with pytest.raises(TypeError, match="`keep_one` is True or False. Received: 1"):
-        as_options({"keep_one": 1})
+        PruningOptions(**{"keep_one": 1})
     counts = [removed_count(0.95, n, keep_one=True) for n in (0, 1, 2, 8, 100)]
     assert counts == [0, 0, 1, 7, 95]
 

@@ -15,8 +15,10 @@ from prunekit.sparsity.bounds import as_bounds
 from prunekit.sparsity.patterns import NM, Pattern, get_pattern
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import AllocationName, CriterionName, Misfits, PatternName, PolicyName
-from prunekit.suggestions import check_names
 from prunekit.techniques.pruning.masks.policy import MaskPolicy, get_policy
+
+# Former names of options, for messages.
+FORMER = {"compat": 'policy="tfmot"'}
 
 
 class CallbackKeywords(TypedDict, total=False):
@@ -163,15 +165,3 @@ class PruningOptions:
 
 def _set(options: PruningOptions, name: str, value: Any) -> None:
     object.__setattr__(options, name, value)
-
-
-def as_options(options: Mapping[str, Any]) -> PruningOptions:
-    """Returns `PruningOptions` from the keyword options of a call.
-
-    Raises:
-        TypeError: A name is not a pruning option.
-        ValueError: As `PruningOptions`.
-    """
-    names = [option.name for option in fields(PruningOptions) if option.name != "choices"]
-    check_names(options, names, {"compat": 'policy="tfmot"'})
-    return PruningOptions(**options)

@@ -19,7 +19,7 @@ from prunekit.sparsity.patterns import Pattern
 from prunekit.sparsity.schedules import Schedule, as_schedule
 from prunekit.sparsity.scores import Criterion
 from prunekit.sparsity.shorthands import AllocationName, CriterionName, PatternName
-from prunekit.techniques.pruning.masks.options import CallbackKeywords, PruningOptions, as_options
+from prunekit.techniques.pruning.masks.options import FORMER, CallbackKeywords, PruningOptions
 from prunekit.techniques.pruning.masks.policy import get_policy
 from prunekit.techniques.pruning.training import attached_pruners
 from prunekit.techniques.pruning.training.pruner import Pruner
@@ -54,7 +54,7 @@ class PruningCallback(keras.callbacks.Callback):
         include: Layers and weights to prune; empty means every weight pruned by default.
         exclude: Layers and weights to skip.
         data: Calibration data, for a criterion or policy that needs them, as `Pruner` takes them.
-        **options: `keep_zeros`, `keep_one`, `origin`, `overrides`, `policy`, `misfits`.
+        **options: `keep_zeros`, `keep_one`, `origin`, `overrides`, `bounds`, `policy`, `misfits`.
 
     Raises:
         TypeError: `schedule` is not a schedule, or an option is unknown.
@@ -66,7 +66,7 @@ class PruningCallback(keras.callbacks.Callback):
 
     _if_frozen = "Prune the model with pk.prune, or make layers trainable before compile()."
 
-    @keyword_options(PruningOptions, CallbackKeywords)
+    @keyword_options(PruningOptions, CallbackKeywords, FORMER)
     def __init__(
         self,
         schedule: Schedule,
@@ -81,8 +81,7 @@ class PruningCallback(keras.callbacks.Callback):
     ):
         super().__init__()
         self.schedule = as_schedule(schedule)
-        named = {"criterion": criterion, "pattern": pattern, "allocation": allocation}
-        self.options = as_options({**named, "include": include, "exclude": exclude, **options})
+        self.options = PruningOptions(criterion, pattern, allocation, include, exclude, **options)
         self._data = data
         get_policy(self.options.policy).check(self.schedule, self.options)
         self.notes: list[str] = []

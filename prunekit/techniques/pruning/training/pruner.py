@@ -12,7 +12,7 @@ from prunekit.core.runtime import backend
 from prunekit.core.training import distribution, train_function
 from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.schedules import Schedule
-from prunekit.techniques.pruning.masks.options import PruningKeywords, PruningOptions, as_options
+from prunekit.techniques.pruning.masks.options import FORMER, PruningKeywords, PruningOptions
 from prunekit.techniques.pruning.training import attached_pruners, pruning_notes
 from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 
@@ -32,7 +32,7 @@ class Pruner:
         data: Calibration data, for a criterion or policy that needs them: inputs, a pair (inputs, labels), or a
             dataset or list of such batches. They are read at each mask update.
         **options: `criterion`, `pattern`, `allocation`, `include`, `exclude`, `keep_zeros`, `keep_one`, `origin`,
-            `overrides`, `policy`, `misfits`: see `pk.PruningOptions`.
+            `overrides`, `bounds`, `policy`, `misfits`: see `pk.PruningOptions`.
 
     Attributes:
         model: The model.
@@ -46,11 +46,11 @@ class Pruner:
         TypeError: `schedule` is not a schedule, `optimizer` is not a Keras optimizer, or an option is unknown.
     """
 
-    @keyword_options(PruningOptions, PruningKeywords)
+    @keyword_options(PruningOptions, PruningKeywords, FORMER)
     def __init__(
         self, model, schedule: Schedule, optimizer=None, *, data: Any = None, **options: Unpack[PruningKeywords]
     ):
-        run = PrunerRun(model, schedule, as_options(options), optimizer, training=None, data=data)
+        run = PrunerRun(model, schedule, PruningOptions(**options), optimizer, training=None, data=data)
         with contextlib.ExitStack() as undo:
             run.fit_schedule(None)
             undo.enter_context(train_function.fresh_train_function(model))

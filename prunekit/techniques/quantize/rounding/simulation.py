@@ -64,14 +64,14 @@ def simulated_calls(placement: Placement, rounding: Callable[[], Rounding], *, f
 
 
 def check_own_calls(model: Any) -> None:
-    """Raises if the model, or one inside, computes on integers: ranges would be chosen of rounded tensors.
+    """Raises if the model, or one inside, computes on integers: an operation would work on rounded tensors.
 
     Raises:
         RuntimeError: It is called inside a scope of this module for the model.
     """
     if any(isinstance(vars(one).get("call"), _GraphCall) for one in model._flatten_layers()):
         raise RuntimeError(
-            "A quantization begins with a model that computes in floating point. Received: "
+            "An operation begins with a model that computes in floating point. Received: "
             f"{model.name!r} inside `simulating()`, or between the creation and `finish()` of a pk.Quantizer. End that "
             "first."
         )

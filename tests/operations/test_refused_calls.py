@@ -1,0 +1,95 @@
+"""Calls that are refused in one line: models that compute on integers, names that a call does not have, paths."""
+
+import numpy as np
+import pytest
+from networks import dense_network
+
+import prunekit as pk
+
+X = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
+OPERATIONS = {
+    "prune": lambda model, folder: pk.prune(model, 0.5),
+    "shrink": lambda model, folder: pk.shrink(model, channels=0.5),
+    "simplify": lambda model, folder: pk.simplify(model),
+    "remove_blocks": lambda model, folder: pk.remove_blocks(model, 1, X),
+    "sensitivity": lambda model, folder: pk.sensitivity(model, X),
+    "quantize": lambda model, folder: pk.quantize(model, X),
+    "export": lambda model, folder: pk.export(model, folder / "net.tflite", X),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_model_that_computes_on_integers_is_refused(name, tmp_path):
+    model = dense_network(8, hidden=6, out=3)
+    with (
+        pk.quantize(model, X).simulating(),
+        pytest.raises(RuntimeError, match=r"computes in floating point. Received: .* inside `simulating\(\)`"),
+    ):
+        OPERATIONS[name](model, tmp_path)
+    assert not list(tmp_path.iterdir())
+    OPERATIONS["prune"](dense_network(8, hidden=6, out=3), tmp_path)
+
+
+def test_weights_that_moved_are_not_simulated():
+    model = dense_network(8, hidden=6, out=3)
+    first = pk.quantize(model, X)
+    second = pk.quantize(model, X, bits=4)
+    with pytest.raises(ValueError, match="Received: .*hidden/kernel.* with other values"), first.simulating():
+        pass
+    with second.simulating() as simulated:
+        assert simulated.predict(X, verbose=0).shape == (32, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: pk.prune(model, 0.5, repar="none"), "'repar'. .* Did you mean 'repair'"),
+        (lambda model: pk.prune(model, 0.5, compat="tfmot"), "'compat'. .* It is now 'policy=\"tfmot\"'"),
+        (lambda model: pk.shrink(model, channel=0.5), "'channel'. .* Did you mean 'channels'"),
+        (lambda model: pk.quantize(model, X, memry=1), "Did you mean 'memory'"),
+        (lambda model: pk.choose_bits(model, X, candidates=4), "It is now 'bits'"),
+        (lambda model: pk.QuantizationCallback(X, freze_step=2), "Did you mean 'freeze_step'"),
+        (lambda model: pk.PruningCallback(0.5, patern="2:4"), "Did you mean 'pattern'"),
+        (lambda model: pk.Pruner(model, pk.schedules.OneShot(0.5), optimiser=None), "Did you mean 'optimizer'"),
+    ],
+)
+def test_a_name_that_a_call_does_not_have_is_answered_with_all_that_it_has(call, message):
+    model = dense_network(8, hidden=6, out=3)
+    before = model.get_weights()
+    with pytest.raises(TypeError, match=f"Unknown option. .*{message}"):
+        call(model)
+    for one, two in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("net", ["litert"], X), TypeError, r"such as \[\"litert\"\], the argument after `data`. Received: array"),
+        (("net.onnx", X), ValueError, 'A file ends with ".keras" or ".tflite". Received: \'net.onnx\''),
+        ((None, X), TypeError, "`path` is the name of a file or a folder. Received: None"),
+        (("net", (X, X), ["litert"]), ValueError, "`data` must hold an array for each of the model's 1 inputs"),
+    ],
+    ids=["former order", "another format", "no path", "labels"],
+)
+def test_an_export_is_refused_before_a_file_is_written(arguments, error, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        pk.export(dense_network(8, out=3), *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_is_none_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="works on Keras 3 models. Received: <class 'str'>. Load a file first"):
+        pk.export("net.keras", tmp_path / "net.tflite")
+
+
+def test_a_word_for_the_channels_is_answered_with_the_one_that_is_known():
+    with pytest.raises(ValueError, match="in \\(0, 1\\], or \"nonzero\". Received: 'zero'"):
+        pk.shrink(dense_network(8, hidden=6, out=3), channels="zero")
+
+
+def test_a_class_that_moved_is_named_and_internals_are_not_listed():
+    with pytest.raises(AttributeError, match="no attribute 'Wanda'. It is prunekit.criteria.Wanda"):
+        pk.Wanda  # noqa: B018
+    assert {name for name in dir(pk) if not name.startswith("__")} == {*pk.__all__} - {"__version__"}
