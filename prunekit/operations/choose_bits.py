@@ -106,6 +106,8 @@ def _levels(bits: Any, *, float_too: bool) -> tuple[int | None, ...]:
     if isinstance(bits, str) or not isinstance(bits, Iterable):
         raise TypeError(f'`bits` are numbers of bits, such as (4, 8), or "float". Received: {bits!r}.')
     bits = tuple(bits)
+    if None in bits:
+        raise TypeError(f'A weight that may stay in floating point has "float" among its `bits`. Received: {bits!r}.')
     numbers = sorted({whole("bits", one) for one in bits if one != FLOAT})
     if not numbers or not all(2 <= one <= 8 for one in numbers):
         raise ValueError(f'`bits` are numbers of bits, 2 to 8, or "float". Received: {bits!r}.')

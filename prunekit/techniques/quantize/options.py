@@ -294,6 +294,8 @@ def as_range_rule(given: str | RangeRule, option: str) -> RangeRule:
         ValueError: The text is no shorthand.
         TypeError: `given` is neither a text nor a rule.
     """
+    if isinstance(given, type):
+        raise TypeError(f"`{option}` is a rule, not its class. Received: {given.__name__}. Pass {given.__name__}().")
     if not isinstance(given, str):
         if callable(given):
             return given

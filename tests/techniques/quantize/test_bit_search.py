@@ -314,6 +314,8 @@ def test_an_unknown_option_is_refused_and_data_are_needed():
         choose_bits(model, None, budget=10**6)
     with pytest.raises(TypeError, match="Did you mean 'activation_bits'"):
         choose_bits(model, data, budget=10**6, activaton_bits=8)
+    with pytest.raises(TypeError, match='has "float" among its `bits`'):
+        choose_bits(model, data, budget=10**6, bits=(4, None))
     with pytest.raises(TypeError, match="Did you mean 'budget'"):
         choose_bits(model, data, buget=10**6)
 

@@ -60,6 +60,7 @@ WRONG_TYPES = {
     "no bits": (dict(bits=None), "or bits by patterns, {'head': 8, 'block_.': 'float'}. Received: None"),
     "a truth value of a pattern": (dict(bits={"a": True}), r"`bits\['a'\]` is .* to 8, or .float.. Received: True"),
     "a number as a rule": (dict(weight_ranges=0.99), "`weight_ranges` is one of .*, or a RangeRule. Received: 0.99"),
+    "a class of rules": (dict(weight_ranges=MinMax), "is a rule, not its class. Received: MinMax. Pass MinMax()"),
     "no rule of tensors": (dict(activation_ranges=None), "`activation_ranges` is one of .*, or a RangeRule. .* None"),
 }
 
