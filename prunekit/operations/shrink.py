@@ -7,6 +7,7 @@ from numbers import Real
 from typing import Any, Literal, Unpack
 
 from prunekit.anatomy.channels.channels import find_channels
+from prunekit.anatomy.graph.example_inputs import symbolic_call
 from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.data.calibration import CheckedData, batches_of
 from prunekit.core.layerwise.layerwise import MEMORY, Progress
@@ -87,6 +88,8 @@ def shrink(  # noqa: PLR0913
     chosen, memory = ShrinkOptions(**options), positive("memory", memory)
     check_built(model)
     check_own_calls(model)
+    if inputs is not None:
+        symbolic_call(model, 1, inputs)
     _check_count(model, *next(iter(asked.items())), chosen)
     if isinstance(channels, str) and channels != NONZERO:
         raise ValueError(f'channels is the share that is left, in (0, 1], or "{NONZERO}". Received: {channels!r}.')

@@ -93,3 +93,24 @@ def test_a_class_that_moved_is_named_and_internals_are_not_listed():
     with pytest.raises(AttributeError, match="no attribute 'Wanda'. It is prunekit.criteria.Wanda"):
         pk.Wanda  # noqa: B018
     assert {name for name in dir(pk) if not name.startswith("__")} == {*pk.__all__} - {"__version__"}
+
+
+@pytest.mark.parametrize("inputs", [(8,), (1, 7), "x"], ids=["no batch", "another length", "text"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, inputs: pk.shrink(model, channels=0.5, inputs=inputs),
+        lambda model, inputs: pk.inspect(model, inputs=inputs),
+    ],
+    ids=["shrink", "inspect"],
+)
+def test_inputs_that_do_not_fit_are_refused(call, inputs):
+    with pytest.raises((TypeError, ValueError), match="Received: "):
+        call(dense_network(8, hidden=6, out=3), inputs)
+
+
+def test_labels_that_are_no_numbers_are_named():
+    model = dense_network(8, hidden=6, out=3)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    with pytest.raises(ValueError, match="Labels number the classes. Received: labels that are NaN or infinite"):
+        pk.sensitivity(model, (X, np.full(32, np.nan, "float32")))

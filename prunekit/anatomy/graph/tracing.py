@@ -326,6 +326,8 @@ def forward_trace(model: Any, batch_size: int, inputs: Any = None) -> Trace:
     """
     if inputs is not None:
         inputs = example_inputs(model, inputs)
+        # A recorded graph is read without them.
+        symbolic_call(model, batch_size, inputs)
     calls = recorded_calls(model)
     if calls is None:
         return checked_trace(model, batch_size, inputs)

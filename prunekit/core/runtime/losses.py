@@ -127,6 +127,8 @@ def _check_classes(output: Any, labels: np.ndarray, ignored: int | None) -> None
             f"{labels.shape}. Pass labels.argmax(-1) of one-hot labels, or compile with categorical_crossentropy."
         )
     known = labels if ignored is None else labels[labels != ignored]
+    if known.dtype.kind == "f" and not np.isfinite(known).all():
+        raise ValueError("Labels number the classes. Received: labels that are NaN or infinite.")
     if classes is not None and known.size and not (0 <= known.min() and known.max() < classes):
         raise ValueError(
             f"The model tells {classes} classes apart, numbered from 0 to {classes - 1}. Received: labels from "
