@@ -37,10 +37,11 @@ def budget_problem(preparation: Preparation, levels: Sequence[int | None], budge
     if budget >= least:
         return None
     # A file stores fewer than 4 bits as 4.
-    remedy = ", or allow 4 among `bits`" if min(bits or 32 for bits in levels) > FEW_BITS else ""
+    remedy = ", allow 4 among `bits`," if min(bits or 32 for bits in levels) > FEW_BITS else ""
     return (
-        f"With the fewest bits the weights of {preparation.model.name!r} have {least:,} bytes, {others:,} of them in "
-        f"floating point. Received: budget={budget}. Allow more bytes, shrink the model first{remedy}."
+        f"With the fewest bits the weights of {preparation.model.name!r} have {least:,} bytes, {others:,} of them "
+        f"biases and what else has no integers. Received: budget={budget}. Allow more bytes{remedy} or shrink the "
+        "model first."
     )
 
 

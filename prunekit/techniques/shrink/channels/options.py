@@ -114,7 +114,8 @@ class ShrinkOptions:
         for name, known in (("allocation", ("auto", *ALLOCATIONS)), ("repair", (None, *REPAIRS))):
             if getattr(self, name) not in known:
                 listed = ", ".join(filter(None, known))
-                raise ValueError(f"`{name}` is one of {listed}. Received: {getattr(self, name)!r}.")
+                hint = " It is now 'per_kind'." if getattr(self, name) == "alike" else ""
+                raise ValueError(f"`{name}` is one of {listed}. Received: {getattr(self, name)!r}.{hint}")
         GroupImportance(self.reduction, self.normalize)
         object.__setattr__(self, "approximate", approximations(self.approximate))
         whole("minimum", self.minimum, 1)
