@@ -340,7 +340,9 @@ def _earlier(path: Path, report: SensitivityReport, force: bool) -> SensitivityR
         return None
     if different in report.hashes:
         raise ValueError(f"{path} is a scan of another {different}. {remedy}")
-    raise ValueError(
-        f"{path} was made with other settings: {different} was {json.dumps(then.get(different))} then, and is "
-        f"{json.dumps(now.get(different))} now. {remedy}"
-    )
+    was, now_is = (json.dumps(one.get(different)) for one in (then, now))
+    changed = f"{found.level if different == 'levels' else different} was {was} then, and is {now_is} now"
+    if different == "technique":
+        words = ("rounded", "pruned") if found.technique == "quantize" else ("pruned", "rounded")
+        changed = "weights were {} then, and are {} now".format(*words)
+    raise ValueError(f"{path} was made with other settings: {changed}. {remedy}")

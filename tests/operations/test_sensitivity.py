@@ -153,7 +153,7 @@ def test_a_scan_continues_where_it_was_interrupted(tmp_path, monkeypatch):
 
 def test_a_scan_of_something_else_is_not_continued(tmp_path):
     pk.sensitivity(classifier(), labelled(), sparsity=0.5, output=tmp_path)
-    with pytest.raises(ValueError, match=r"other settings: levels was \[0.5\] then, and is \[0.8\] now"):
+    with pytest.raises(ValueError, match=r"other settings: sparsity was \[0.5\] then, and is \[0.8\] now"):
         pk.sensitivity(classifier(), labelled(), sparsity=0.8, output=tmp_path)
     with pytest.raises(ValueError, match="is a scan of another data"):
         pk.sensitivity(classifier(), (labelled()[0] + 1, labelled()[1]), sparsity=0.5, output=tmp_path)
@@ -314,7 +314,7 @@ def test_a_scan_of_bits_continues_and_is_no_scan_of_sparsities(tmp_path, monkeyp
     (tmp_path / "sensitivity.json").write_text(json.dumps(kept))
     done = pk.sensitivity(classifier(), labelled(), bits=(4, 8), output=tmp_path)
     assert done.complete and done.rows[0].output_error == 7.0
-    with pytest.raises(ValueError, match="was made with other settings"):
+    with pytest.raises(ValueError, match="weights were rounded then, and are pruned now"):
         pk.sensitivity(classifier(), labelled(), sparsity=0.5, output=tmp_path)
     with pytest.raises(ValueError, match="it has no rows of sparsity; scan with `sparsity`"):
         pk.allocations.SensitivityAllocation(tmp_path / "sensitivity.json")
