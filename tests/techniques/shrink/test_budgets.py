@@ -245,14 +245,15 @@ def test_several_inputs_and_models_without_declared_inputs(monkeypatch, name):
 
 @pytest.mark.parametrize("target", ["bytes", "latency"])
 def test_without_litert_a_measured_target_is_refused_in_one_line(monkeypatch, target):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(2)])
     with monkeypatch.context() as patch:
         patch.setattr(keras.backend, "backend", lambda: "jax")
         with pytest.raises(ValueError, match=rf"{target} is measured on LiteRT.*'jax'.*`parameters` or `macs`") as one:
-            pk.shrink(None, **{target: 0.5})
+            pk.shrink(model, **{target: 0.5})
     monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
     monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
     with pytest.raises(ValueError, match="need ai-edge-litert.*pip install ai-edge-litert") as other:
-        pk.shrink(None, **{target: 0.5})
+        pk.shrink(model, **{target: 0.5})
     assert "\n" not in str(one.value) + str(other.value)
 
 
