@@ -143,9 +143,9 @@ def quantize(  # noqa: PLR0913
     if budget is not None:
         with showing_progress("Measured", shown=True) as progress:
             choice = choose_bits(found, given, budget=budget, progress=progress, **options)
-    weights = (bits or 8) if choice is None else choice.bits
+    chosen_bits = (bits or 8) if choice is None else choice.bits
     with showing_progress("Quantized", shown=True) as progress:
-        done = quantize_model(found, given, progress=progress, bits=weights, **options)
+        done = quantize_model(found, given, progress=progress, bits=chosen_bits, **options)
     kinds = "uint8" if uint8_io else ("inputs", "outputs") if integer_io else ()
     try:
         exported = done.export(output, integer_io=kinds, sparse=sparse)

@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any, Literal, Unpack
 
 from prunekit.anatomy.layers.model_weights import check_built
-from prunekit.core.layerwise.layerwise import Progress
+from prunekit.core.layerwise.layerwise import MEMORY, Progress
 from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.arguments import positive, whole
 from prunekit.techniques.quantize.bits.bit_choice import BitChoice
@@ -31,7 +31,7 @@ def choose_bits(  # noqa: PLR0913
     floor: float | None = None,
     bits: int | Sequence[int | Literal["float"]] = (4, 8),
     scan: Any = None,
-    memory: float = 1e9,
+    memory: float = MEMORY,
     progress: Progress | None = None,
     **options: Unpack[RoundingKeywords],
 ) -> BitChoice:

@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.sections import Section
 from prunekit.core.data.calibration import check_inputs
@@ -37,7 +36,7 @@ from prunekit.delivery.reports.advice import runtime_advice
 from prunekit.delivery.reports.report_sections import export_section
 from prunekit.delivery.reports.rows import INTEGERS, ExportRow, RuntimeAdvice, names_integers
 from prunekit.suggestions import did_you_mean
-from prunekit.techniques.quantize.rounding.simulation import check_own_calls
+from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 
 __all__ = ["FORMATS", "ExportReport", "ExportRow", "Format", "RuntimeAdvice", "export", "runtime_advice"]
 
@@ -128,8 +127,7 @@ def export(  # noqa: PLR0913
     chosen = _formats_of(target, checked_formats(formats))
     if Path(name).name != name or not name:
         raise ValueError(f"`name` must be a plain file name. Received: {name!r}.")
-    check_built(model)
-    check_own_calls(model)
+    check_computes_in_floats(model)
     with contextlib.ExitStack() as scratch:
         given = comparison_inputs(model) if data is None else data
         subject = ReferenceModel(model, given, labels, batch_size, scratch, measure)

@@ -18,7 +18,7 @@ from prunekit.sparsity.shorthands import Repair
 from prunekit.techniques.pruning.after_training.one_shot import OneShotPruning
 from prunekit.techniques.pruning.masks.options import FORMER, PruningKeywords, PruningOptions
 from prunekit.techniques.pruning.training.pruning_notes import LATER_TRAINING
-from prunekit.techniques.quantize.rounding.simulation import check_own_calls
+from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 
 
 @keyword_options(PruningOptions, PruningKeywords, FORMER)
@@ -65,8 +65,8 @@ def prune(
             ("movement").
         TypeError: An option is unknown.
     """
+    check_computes_in_floats(model)
     before = inspect(model)
-    check_own_calls(model)
     checked = None if data is None else CheckedData(model, data)
     pruning = OneShotPruning(
         model,

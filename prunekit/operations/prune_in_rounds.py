@@ -6,7 +6,6 @@ from typing import Any, Unpack
 import numpy as np
 
 from prunekit.anatomy.cost.inspection import inspect
-from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.runtime.arguments import require_positive
 from prunekit.core.runtime.optimizers import optimizers_for
 from prunekit.keyword_options import keyword_options
@@ -26,6 +25,7 @@ from prunekit.techniques.pruning.masks.options import FORMER, PruningKeywords, P
 from prunekit.techniques.pruning.policies.choices import chosen_options
 from prunekit.techniques.pruning.training.held_masks import holding
 from prunekit.techniques.pruning.training.targeting import resolved_targets
+from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 
 
 @keyword_options(PruningOptions, PruningKeywords, FORMER)
@@ -128,7 +128,7 @@ def _checked(  # noqa: PLR0913
     model: Any, train: Any, sparsity: float, data: Any, rounds: int, rewind: str, options: PruningKeywords
 ) -> PruningOptions:
     """Returns the pruning options, after all refusals that need no training."""
-    check_built(model)
+    check_computes_in_floats(model)
     if not callable(train):
         raise TypeError(f"`train` is a function that trains the model. Received: {train!r}.")
     require_positive(rounds=rounds)

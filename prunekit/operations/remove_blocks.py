@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from prunekit.anatomy.graph.model_graph import graph_of
-from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.sparsity.arguments import whole
-from prunekit.techniques.quantize.rounding.simulation import check_own_calls
+from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 from prunekit.techniques.shrink.channels.optimizer_state import carry_over, class_notes
 from prunekit.techniques.shrink.graph.graph_builder import build
 from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
@@ -87,8 +86,7 @@ def remove_blocks(
 
 
 def _check(model: Any, blocks: int, data: Any) -> None:
-    check_built(model)
-    check_own_calls(model)
+    check_computes_in_floats(model)
     whole("blocks", blocks, 1)
     if graph_of(model) is None:
         raise ValueError(

@@ -13,10 +13,9 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.files.digests import architecture_digest, model_digest
-from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.anatomy.records.name_patterns import listed_patterns
 from prunekit.core.data.calibration import CheckedData
-from prunekit.core.layerwise.layerwise import Progress
+from prunekit.core.layerwise.layerwise import MEMORY, Progress
 from prunekit.core.outputs.output_metrics import Batch
 from prunekit.core.runtime.partial_files import checked_folder, replace_file
 from prunekit.delivery.plots.plots import to_png
@@ -31,7 +30,7 @@ from prunekit.techniques.pruning.after_training.sensitivity_scan import Sensitiv
 from prunekit.techniques.pruning.masks.options import PruningOptions
 from prunekit.techniques.quantize.bits.bit_scan import BitScan
 from prunekit.techniques.quantize.options import QuantizationOptions
-from prunekit.techniques.quantize.rounding.simulation import check_own_calls
+from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 from prunekit.techniques.quantize.targeting import selected
 
 TABLE = "sensitivity.json"
@@ -54,7 +53,7 @@ def sensitivity(  # noqa: PLR0913
     exclude: Sequence[str] | str = (),
     misfits: Misfits = "error",
     batch_size: int = 128,
-    memory: float = 1e9,
+    memory: float = MEMORY,
     output: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: Progress | None = None,
@@ -88,8 +87,7 @@ def sensitivity(  # noqa: PLR0913
         ValueError: As for `pk.prune`; the folder holds a scan of another model, other data or other settings.
         TypeError: An argument is of a wrong type.
     """
-    check_built(model)
-    check_own_calls(model)
+    check_computes_in_floats(model)
     options = PruningOptions(criterion, pattern, "uniform", include, exclude, misfits=misfits)
     if bits is None:
         technique: _Technique = _Pruning(options, _levels(sparsity, options))

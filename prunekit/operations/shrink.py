@@ -8,7 +8,6 @@ from typing import Any, Literal, Unpack
 
 from prunekit.anatomy.channels.channels import find_channels
 from prunekit.anatomy.graph.example_inputs import symbolic_call
-from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.data.calibration import CheckedData, batches_of
 from prunekit.core.layerwise.layerwise import MEMORY, Progress
 from prunekit.core.outputs.baseline import Baseline
@@ -16,7 +15,7 @@ from prunekit.delivery.litert.model_measures import measure_of
 from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.arguments import positive
 from prunekit.sparsity.shorthands import MEASURES, NONZERO
-from prunekit.techniques.quantize.rounding.simulation import check_own_calls
+from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 from prunekit.techniques.shrink.channels.budget import SizeModel
 from prunekit.techniques.shrink.channels.options import ShrinkKeywords, ShrinkOptions, SizeTarget
 from prunekit.techniques.shrink.channels.shrink_report import ShrinkReport
@@ -86,15 +85,14 @@ def shrink(  # noqa: PLR0913
             "Pass exactly one, as the share that is left: channels=0.5."
         )
     chosen, memory = ShrinkOptions(**options), positive("memory", memory)
-    check_built(model)
-    check_own_calls(model)
+    check_computes_in_floats(model)
     if inputs is not None:
         symbolic_call(model, 1, inputs)
     _check_count(model, *next(iter(asked.items())), chosen)
     if isinstance(channels, str) and channels != NONZERO:
         raise ValueError(f'channels is the share that is left, in (0, 1], or "{NONZERO}". Received: {channels!r}.')
     if channels == NONZERO:
-        return _remove_zero_channels(model, options, data, inputs)
+        return _remove_zero_channels(model, chosen, options, data, inputs)
     target = SizeTarget(*asked.popitem())  # type: ignore[arg-type]
     checked = None if data is None else CheckedData(model, data)
     with measure_of(target.measure, model, inputs) as measure:
@@ -109,15 +107,17 @@ def shrink(  # noqa: PLR0913
     return found.model, replace(found.report, damage=damage, notes=notes)
 
 
-def _remove_zero_channels(model: Any, options: ShrinkKeywords, data: Any, inputs: Any) -> tuple[Any, ShrinkReport]:
-    idle = [name for name in options if name not in ("minimum", "multiple", "include", "exclude", "approximate")]
+def _remove_zero_channels(
+    model: Any, options: ShrinkOptions, given: ShrinkKeywords, data: Any, inputs: Any
+) -> tuple[Any, ShrinkReport]:
+    idle = [name for name in given if name not in ("minimum", "multiple", "include", "exclude", "approximate")]
     if idle:
         raise ValueError(
             f'channels="{NONZERO}" removes the channels whose kernels are zero. Received: {", ".join(idle)}, without '
             "effect there. Leave it out."
         )
-    given = inputs if data is None else next(iter(batches_of(data)))[0]
-    found = remove_channels(model, None, replace(ShrinkOptions(**options), repair="none"), data, inputs=given)
+    examples = inputs if data is None else next(iter(batches_of(data)))[0]
+    found = remove_channels(model, None, replace(options, repair="none"), data, inputs=examples)
     return found.model, found.report
 
 

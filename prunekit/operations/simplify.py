@@ -8,9 +8,8 @@ import keras
 
 from prunekit.anatomy.layers.layers import sublayers
 from prunekit.anatomy.layers.linear_kinds import is_normalization
-from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.anatomy.records.reports import Skipped
-from prunekit.techniques.quantize.rounding.simulation import check_own_calls
+from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 from prunekit.techniques.shrink.channels.optimizer_state import class_notes, compile_like, new_optimizer
 from prunekit.techniques.shrink.graph.folding import FOLDED, fold_normalization
 from prunekit.techniques.shrink.graph.graph_builder import build
@@ -37,8 +36,7 @@ def simplify(model: Any) -> tuple[Any, SimplifyReport]:
         ValueError: The model's calls cannot be followed, or a layer cannot be made again from its config.
         TypeError: `model` is not a Keras 3 model.
     """
-    check_built(model)
-    check_own_calls(model)
+    check_computes_in_floats(model)
     graph = LayerGraph(model)
     layers = graph.layer_count()
     rewrites, left = _rewritten(graph)

@@ -14,6 +14,7 @@ OPERATIONS = {
     "remove_blocks": lambda model, folder: pk.remove_blocks(model, 1, X),
     "sensitivity": lambda model, folder: pk.sensitivity(model, X),
     "quantize": lambda model, folder: pk.quantize(model, X),
+    "prune_in_rounds": lambda model, folder: pk.prune_in_rounds(model, lambda model: None, 0.5),
     "export": lambda model, folder: pk.export(model, folder / "net.tflite", X),
 }
 

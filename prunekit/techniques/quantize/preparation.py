@@ -11,7 +11,7 @@ import numpy as np
 
 from prunekit.anatomy.layers.layers import weights_of
 from prunekit.anatomy.layers.linear_kinds import TRANSPOSED
-from prunekit.anatomy.layers.model_weights import check_built, places
+from prunekit.anatomy.layers.model_weights import places
 from prunekit.anatomy.records.reports import LayerError
 from prunekit.core.data.calibration import CheckedData, batches_of
 from prunekit.core.runtime.kept_grids import note_grids
@@ -28,7 +28,7 @@ from prunekit.techniques.quantize.quantization_report import report_of, weight_r
 from prunekit.techniques.quantize.quantization_state import QuantizationState, unique_weights
 from prunekit.techniques.quantize.rescaling.gamma_migration import Migration, migrations
 from prunekit.techniques.quantize.rounding.calibration import Formats, calibrated
-from prunekit.techniques.quantize.rounding.simulation import check_own_calls
+from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 from prunekit.techniques.quantize.rounding.weight_rounding import grid_of_weight
 from prunekit.techniques.quantize.targeting import Selection, selected
 
@@ -187,8 +187,7 @@ class Preparation:
     def __init__(self, model: Any, options: QuantizationOptions, data: Any):
         self.model, self.options = model, options
         options.with_data(data)
-        check_built(model)
-        check_own_calls(model)
+        check_computes_in_floats(model)
         self._data = None if data is None else CheckedData(model, data)
         if data is not None:
             _check_states(model)

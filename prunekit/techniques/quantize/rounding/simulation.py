@@ -14,6 +14,7 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
 from prunekit.anatomy.channels.graph_calls import Graph, GraphCall
 from prunekit.anatomy.graph.model_graph import graph_of
+from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.runtime.patching import shadowed
 from prunekit.core.runtime.variable_values import full_value, with_values
 from prunekit.core.training.train_function import fresh_forward_functions, fresh_functions
@@ -63,12 +64,14 @@ def simulated_calls(placement: Placement, rounding: Callable[[], Rounding], *, f
         yield
 
 
-def check_own_calls(model: Any) -> None:
-    """Raises if the model, or one inside, computes on integers: an operation would work on rounded tensors.
+def check_computes_in_floats(model: Any) -> None:
+    """Raises for anything but a model with weights that computes in floating point, as each operation needs it.
 
     Raises:
-        RuntimeError: It is called inside a scope of this module for the model.
+        TypeError, ValueError: As `check_built`.
+        RuntimeError: It is called inside a scope of this module for the model, or for one inside it.
     """
+    check_built(model)
     if any(isinstance(vars(one).get("call"), _GraphCall) for one in model._flatten_layers()):
         raise RuntimeError(
             "An operation begins with a model that computes in floating point. Received: "
