@@ -48,7 +48,7 @@ def export(model: str, output: str, formats: tuple[str, ...], force: bool, as_js
     _check_options(output, formats, options)
     check_model(model)
     load_keras_quietly()
-    from prunekit.operations.export import checked_formats, format_of_file
+    from prunekit.operations.export import checked_formats, ending_of, format_of_file
     from prunekit.recipe.start.named_export import Examples, export_named
 
     target = Path(output)
@@ -56,7 +56,7 @@ def export(model: str, output: str, formats: tuple[str, ...], force: bool, as_js
     chosen = checked_formats(formats or [format_of_file(target)], _to_integers(model, target, formats, options))
     name = options["name"] or Path(model).stem
     folder = target.parent if is_file else target
-    written = [target] if is_file else [folder / f"{name}{_ending(one)}" for one in chosen]
+    written = [target] if is_file else [folder / f"{name}{ending_of(one)}" for one in chosen]
     for one in written:
         check_distinct((model, "MODEL"), (str(one), "-o"))
         check_new(one, force)
@@ -96,12 +96,6 @@ def _to_integers(model: str, target: Path, formats: tuple[str, ...], options: di
     label = [] if options["label"] is None else ["--label", options["label"]]
     data = ["--data", options["data"] or "DATA", *label]
     return f"{NEEDS_DATA} {shlex.join(['prunekit', 'quantize', model, *data, '-o', str(file), *bits])}."
-
-
-def _ending(name: str) -> str:
-    from prunekit.operations.export import FORMATS
-
-    return FORMATS[name].suffix if name in FORMATS else ""
 
 
 def _show(rows: Any, output: str, examples: Any) -> None:

@@ -167,7 +167,7 @@ def _formats_of(target: Path, formats: list[str]) -> list[str]:
         return formats
     if not formats:
         return [format_of_file(target)]
-    if len(formats) > 1 or not _suffix(formats[0]).endswith(target.suffix):
+    if len(formats) > 1 or (formats[0] in FORMATS and not ending_of(formats[0]).endswith(target.suffix)):
         raise ValueError(
             f"A file has one format, that of its ending. Received: {str(target)!r} and formats={formats}. Pass a "
             "folder."
@@ -175,8 +175,9 @@ def _formats_of(target: Path, formats: list[str]) -> list[str]:
     return formats
 
 
-def _suffix(name: str) -> str:
-    return FORMATS[name].suffix if name in FORMATS else ".tflite"
+def ending_of(name: str) -> str:
+    """Returns the end of the names of a format's files; "" for a format of which no file is written."""
+    return FORMATS[name].suffix if name in FORMATS else ""
 
 
 def format_of_file(path: Path) -> str:
@@ -190,7 +191,7 @@ def _export_each(
     rows = {}
     # Write the Keras file first, so that the model is on disk even if a converter crashes this process.
     for key in sorted(chosen, key=lambda key: key != "keras"):
-        target = directory / (name + FORMATS[key].suffix if key in FORMATS else name)
+        target = directory / (name + ending_of(key))
         try:
             if key in _BROKEN:
                 raise ExportRejected("refused", _BROKEN[key])
