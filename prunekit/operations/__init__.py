@@ -1,5 +1,9 @@
 """One file for each thing that a user asks for: its signature, its checks, its parts in order.
 
+Python calls them, commands call them, and recipe steps call them or, where a resumable run carries masks, grids or
+variables on, the part that they are built on (`OneShotPruning`, `shrink_to`, `quantize_model`). The same question has the
+same answer, bit by bit, at all three doors: tests/workflows/test_three_doors.py.
+
 - `export`: `pk.export`
 - `simplify`: `pk.simplify`
 - `remove_blocks`: `pk.remove_blocks`

@@ -19,7 +19,7 @@ from prunekit.techniques.quantize.rounding.simulation import check_computes_in_f
 from prunekit.techniques.shrink.channels.budget import SizeModel
 from prunekit.techniques.shrink.channels.options import ShrinkKeywords, ShrinkOptions, SizeTarget
 from prunekit.techniques.shrink.channels.shrink_report import ShrinkReport
-from prunekit.techniques.shrink.channels.shrinking import remove_channels
+from prunekit.techniques.shrink.channels.shrinking import ChannelRemoval, remove_channels
 
 
 @keyword_options(ShrinkOptions, ShrinkKeywords)
@@ -95,16 +95,43 @@ def shrink(  # noqa: PLR0913
         return _remove_zero_channels(model, chosen, options, data, inputs)
     target = SizeTarget(*asked.popitem())  # type: ignore[arg-type]
     checked = None if data is None else CheckedData(model, data)
-    with measure_of(target.measure, model, inputs) as measure:
-        found = remove_channels(
-            model, target, chosen, checked, inputs=inputs, measure=measure, progress=progress, memory=memory
-        )
+    found = shrink_to(model, target, chosen, checked, inputs=inputs, progress=progress, memory=memory)
     if checked is None:
         return found.model, found.report
     damage = Baseline(model, checked).damage(found.model)
     remark = damage.remark("Keep more, or train the smaller model for some epochs.")
     notes = (*found.report.notes, *([] if remark is None else [remark]))
     return found.model, replace(found.report, damage=damage, notes=notes)
+
+
+def shrink_to(
+    model: Any,
+    target: SizeTarget | None,
+    options: ShrinkOptions,
+    data: Any = None,
+    *,
+    inputs: Any = None,
+    memory: float = MEMORY,
+    progress: Progress | None = None,
+) -> ChannelRemoval:
+    """Returns the smaller model of `shrink`, for ready options, with what a recipe carries over to it.
+
+    Args:
+        model: A built Keras model.
+        target: How much is left, calculated or measured; None removes the channels whose kernels are zero.
+        options: Which channels are removed, and the repair.
+        data: Calibration data, or None.
+        inputs: As for `shrink`.
+        memory: As for `shrink`.
+        progress: As for `shrink`.
+
+    Raises:
+        ValueError, TypeError: As for `shrink`.
+    """
+    with measure_of("channels" if target is None else target.measure, model, inputs) as measure:
+        return remove_channels(
+            model, target, options, data, inputs=inputs, measure=measure, progress=progress, memory=memory
+        )
 
 
 def _remove_zero_channels(
@@ -117,7 +144,7 @@ def _remove_zero_channels(
             "effect there. Leave it out."
         )
     examples = inputs if data is None else next(iter(batches_of(data)))[0]
-    found = remove_channels(model, None, replace(options, repair="none"), data, inputs=examples)
+    found = shrink_to(model, None, replace(options, repair="none"), data, inputs=examples)
     return found.model, found.report
 
 

@@ -139,7 +139,9 @@ class Shrink(StepSettings):
     @property
     def plans_widths(self) -> bool:
         """True if the plan knows how many channels each layer keeps, whatever the weights at the time of the step."""
-        return self.allocation in ("auto", "uniform") and self.measure in CALCULATED and not self.nonzero
+        # "auto" tries allocations with their repair.
+        even = self.allocation == "uniform" or (self.allocation == "auto" and self.repair == "none")
+        return even and self.measure in CALCULATED and not self.nonzero
 
     @property
     def share(self) -> float:

@@ -29,6 +29,7 @@ from prunekit.sparsity import shorthands
 from prunekit.sparsity.shorthands import (
     ALLOCATIONS,
     CRITERIA,
+    MEASURED,
     POLICIES,
     ChannelAllocation,
     Misfits,
@@ -292,10 +293,10 @@ class Prune(StepSettings):
             if isinstance(before, Shrink) and not before.plans_widths and before.multiple % group:
                 if before.nonzero:
                     cause = "channels: nonzero"
-                elif before.allocation not in ("uniform", "auto"):
-                    cause = f"allocation: {before.allocation}"
-                else:
+                elif before.measure in MEASURED:
                     cause = f"a target in {before.measure}"
+                else:
+                    cause = f"allocation: {before.allocation}"
                 raise refusal(
                     f"{self.pattern} needs input axes whose lengths are multiples of {group}, and with {cause} "
                     f"the earlier shrink step may leave any number of channels. Write multiple: "

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from prunekit.anatomy.records.reports import choices_sections, layer_error_section
+from prunekit.anatomy.records.reports import Choice, choices_sections, layer_error_section
 from prunekit.core.data.synthetic_inputs import SYNTHETIC, stand_in
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.statistics.statistics import READ, check_statistics
@@ -28,7 +28,7 @@ from prunekit.sparsity.schedules import OneShot, Schedule
 from prunekit.sparsity.shorthands import ALLOCATIONS, CRITERIA, POLICIES, STATISTICS, sources_of
 from prunekit.techniques.pruning.after_training.one_shot import OneShotPruning, may_stand_in
 from prunekit.techniques.pruning.masks.options import PruningKeywords, PruningOptions
-from prunekit.techniques.pruning.policies.choices import GIVEN, chosen_options
+from prunekit.techniques.pruning.policies.choices import GIVEN, chosen_options, tried_allocations
 from prunekit.techniques.pruning.training.callbacks import PruningCallback
 from prunekit.techniques.pruning.training.pruner import Pruner
 from prunekit.techniques.pruning.training.pruning_notes import abrupt
@@ -46,6 +46,7 @@ class PreparedPruning(PreparedStep):
         schedule: Sparsity schedule in optimizer updates since the start of the step.
         given: Pruning options as the recipe has them.
         options: The same with a criterion and an allocation in the place of "auto".
+        tried: The allocations that the run tries, beginning with that of `options`; () if it tries none.
         found: What the step prunes.
         run: Model and data of the run.
     """
@@ -53,6 +54,7 @@ class PreparedPruning(PreparedStep):
     schedule: Schedule
     given: PruningOptions
     options: PruningOptions
+    tried: tuple[str, ...]
     found: ResolvedTargets
     run: RunInputs
 
@@ -77,10 +79,14 @@ class PruneStep(StepHandler[PreparedPruning]):
                 f"sparsity {schedule(first):g} before the first one. Let it begin later, or at sparsity 0."
             )
         training, given = not settings.one_shot, PruningOptions(**_options(settings, run.recipe.seed))
-        options = chosen_options(given, run.model, training=training, data=_source(settings, given, run))
+        source = _source(settings, given, run)
+        options = chosen_options(given, run.model, training=training, data=source)
         found = resolved_targets(run.model, schedule, options, training=training)
         check_statistics(settings.needs, run.model, found.targets)
-        return PreparedPruning(settings, schedule=schedule, given=given, options=options, found=found, run=run)
+        tried = () if training or source is None else tried_allocations(given, run.model, options)
+        return PreparedPruning(
+            settings, schedule=schedule, given=given, options=options, tried=tried, found=found, run=run
+        )
 
     def planned(self, prepared: PreparedPruning, step: PlannedStep) -> PlannedStep:
         """Returns the entry of the plan with all mask updates and targets."""
@@ -97,8 +103,15 @@ class PruneStep(StepHandler[PreparedPruning]):
         note = counts_note(
             prepared.found, prepared.found.options, _allocation_name(prepared), has_data=prepared.run.data is not None
         )
-        chosen = [f"prune: {choice}" for choice in prepared.options.choices]
-        return (*abrupt(prepared.schedule), *chosen, *([note] if note else []))
+        either, why = (
+            " or ".join(prepared.tried),
+            "whichever leaves the outputs nearest; the counts above are of the first",
+        )
+        chosen = [
+            Choice("allocation", either, why) if either and choice.option == "allocation" else choice
+            for choice in prepared.options.choices
+        ]
+        return (*abrupt(prepared.schedule), *(f"prune: {choice}" for choice in chosen), *([note] if note else []))
 
     def run(self, prepared: PreparedPruning, workspace: Workspace) -> StepResult:
         """Prunes the workspace's model, and hands the masks over to the workspace."""
@@ -136,7 +149,6 @@ def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, St
             repair=settings.repair,
             memory=settings.memory,
             progress=_progress(workspace),
-            tries=False,
         )
         errors = pruning.run()
         for note in pruning.notes:

@@ -18,8 +18,9 @@ from prunekit.anatomy.records.sections import Column, Section
 from prunekit.core.runtime.random_state import random_state
 from prunekit.core.statistics.channel_importance import ranked_weights
 from prunekit.core.statistics.statistics import check_statistics
-from prunekit.delivery.litert.model_measures import check_measure, measure_of
+from prunekit.delivery.litert.model_measures import check_measure
 from prunekit.delivery.reports.formatting import count, names, short_count
+from prunekit.operations.shrink import shrink_to
 from prunekit.recipe.settings.fields import make, name_of
 from prunekit.recipe.settings.shrink_settings import Shrink
 from prunekit.recipe.state.checkpoint import CheckpointState
@@ -32,7 +33,7 @@ from prunekit.sparsity.shorthands import CRITERIA, MEASURED, STATISTICS
 from prunekit.techniques.shrink.channels.options import ShrinkOptions, SizeTarget
 from prunekit.techniques.shrink.channels.repair import Repair
 from prunekit.techniques.shrink.channels.shrink_report import MEASURED_SIZE, ShrinkReport
-from prunekit.techniques.shrink.channels.shrinking import ChannelRemoval, remove_channels
+from prunekit.techniques.shrink.channels.shrinking import ChannelRemoval
 from prunekit.techniques.shrink.channels.trials import reason_not_to_try, ways_to_select
 
 # Most groups of channels that a note of the plan names.
@@ -72,9 +73,8 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         choices = _choices(settings, options, run)
         options = dataclasses.replace(options, criterion="magnitude", repair="none")
         # Refuses a target that cannot be reached, in the words of the recipe.
-        with measure_of(settings.measure, run.model, inputs) as measure:
-            whole = None if settings.nonzero else SizeTarget(settings.measure, settings.share)
-            found = remove_channels(run.model, whole, options, inputs=inputs, measure=measure)
+        whole = None if settings.nonzero else SizeTarget(settings.measure, settings.share)
+        found = shrink_to(run.model, whole, options, inputs=inputs)
         rows = [_row(1, settings.measure, found.report)]
         before = {group.name: group.before for group in found.report.groups}
         # Rounds of a measured target are not planned each: a single removal leaves as much, and takes one search.
@@ -82,7 +82,7 @@ class ShrinkStep(StepHandler[PreparedShrink]):
             options = dataclasses.replace(options, tolerance=None)
             model, rows = run.model, []
             for number in range(1, settings.rounds + 1):
-                found = remove_channels(model, _target(settings, rows), options, inputs=inputs)
+                found = shrink_to(model, _target(settings, rows), options, inputs=inputs)
                 model = found.model
                 rows.append(_row(number, settings.measure, found.report))
         left = {group.name: (before.get(group.name, group.before), group.after) for group in found.report.groups}
@@ -97,12 +97,14 @@ class ShrinkStep(StepHandler[PreparedShrink]):
         changed = [f"{name} {after} of {before}" for name, (before, after) in prepared.left.items() if after < before]
         notes = [f"shrink leaves channels: {names(changed, _LISTED_GROUPS)}."] if changed else []
         notes += [f"shrink: {choice}" for choice in prepared.choices]
-        if not prepared.settings.plans_widths:
-            given = "channels nonzero" if prepared.settings.nonzero else f"allocation {prepared.settings.allocation}"
+        chosen = {choice.option: choice.value for choice in prepared.choices}
+        allocation = chosen.get("allocation", prepared.settings.allocation)
+        if prepared.settings.nonzero or allocation != "uniform":
+            given = "channels nonzero" if prepared.settings.nonzero else f"allocation {allocation}"
             notes.append(
                 f"shrink, {given}: how many channels each layer loses follows from "
                 "the weights at that time. The sizes above, also those of later steps, are for the weights that the "
-                "model has now; the run calculates them anew."
+                f"model has now{', and uniform' if ' or ' in allocation else ''}; the run calculates them anew."
             )
         measure = prepared.settings.measure
         if measure in MEASURED:
@@ -161,12 +163,11 @@ def _choices(settings: Shrink, options: ShrinkOptions, run: RunInputs) -> tuple[
     repair = Repair(run.model, options, None, stands_in=True).kind if without else options.repair_with(run.data)
     untried = reason_not_to_try(repair, target, run.model.count_params())
     ways, choices = ways_to_select(found, options, untried)
-    if len(ways) > 1:
-        either = " or ".join(str(criterion) for criterion, _ in ways)
-        choices = (Choice("criterion", either, "whichever leaves the outputs nearer"),)
-    if settings.allocation == "auto":
-        choices += (Choice("allocation", options.allocation, "since a plan tells the sizes"),)
-    return choices
+    if len(ways) == 1:
+        return choices
+    tried = dict(zip(("criterion", "allocation"), zip(*ways, strict=True), strict=True))
+    either = {name: " or ".join(dict.fromkeys(map(str, values))) for name, values in tried.items()}
+    return tuple(Choice(one.option, either[one.option], "whichever leaves the outputs nearest") for one in choices)
 
 
 # ---- one removal -----------------------------------------------------------------------------------------------------
@@ -185,18 +186,15 @@ def _remove(settings: Shrink, workspace: Workspace, rows: Sequence[Mapping[str, 
     progress = workspace.step_progress("{}", begun, begun)
 
     with run.replicas.scope(), workspace.noting():
-        inputs = _example_inputs(run)
-        with measure_of(settings.measure, workspace.model, inputs) as measure:
-            found = remove_channels(
-                workspace.model,
-                _target(settings, rows),
-                options,
-                data,
-                inputs=inputs,
-                measure=measure,
-                progress=progress,
-                memory=settings.memory,
-            )
+        found = shrink_to(
+            workspace.model,
+            _target(settings, rows),
+            options,
+            data,
+            inputs=_example_inputs(run),
+            memory=settings.memory,
+            progress=progress,
+        )
         _cut_masks(found, workspace)
     workspace.replace_model(found.model)
     for note in found.report.notes:
@@ -214,19 +212,9 @@ def _target(settings: Shrink, rows: Sequence[Mapping[str, Any]]) -> SizeTarget |
 
 def _options(settings: Shrink, run: RunInputs) -> ShrinkOptions:
     """Returns the options that all rounds share."""
-    shared = (
-        "reduction",
-        "normalize",
-        "minimum",
-        "multiple",
-        "include",
-        "exclude",
-        "repair",
-        "approximate",
-    )
+    shared = {one.name for one in dataclasses.fields(ShrinkOptions)} & set(Shrink.model_fields) - {"criterion"}
     criterion = make(CRITERIA, settings.criterion, run.recipe.seed)
-    allocation = "uniform" if settings.allocation == "auto" else settings.allocation
-    return ShrinkOptions(criterion, allocation=allocation, **{name: getattr(settings, name) for name in shared})
+    return ShrinkOptions(criterion, **{name: getattr(settings, name) for name in shared})
 
 
 def _example_inputs(run: RunInputs) -> Any:

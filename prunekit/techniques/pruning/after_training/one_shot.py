@@ -46,7 +46,6 @@ class OneShotPruning:
         repair: As for `prune`.
         memory: As for `prune`.
         progress: As for `prune`.
-        tries: Whether several allocations may be tried for "auto". A plan that tells the sizes before has one.
 
     Attributes:
         pruner: The pruner, finished after `run`.
@@ -66,13 +65,11 @@ class OneShotPruning:
         repair: str | None = None,
         memory: float = MEMORY,
         progress: Progress | None = None,
-        tries: bool = True,
     ):
         if repair not in (None, *REPAIRS):
             raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
         self._model, self._schedule, self._settings = model, schedule, settings
         self._repair, self._memory, self._progress = repair, positive("memory", memory), progress
-        self._tries = tries
         check_built(model)
         self._stand_in = None
         if data is None and may_stand_in(model, settings, repair):
@@ -112,7 +109,7 @@ class OneShotPruning:
                     model, "A repair", 'Prune first, then quantize; or pass repair="none", which keeps grids.'
                 )
             left = frozenset() if asked else self._left(model, settings)
-            tried = tried_allocations(self._settings, model, settings) if self._tries else ()
+            tried = tried_allocations(self._settings, model, settings)
             self._layerwise = Layerwise(
                 model, data, criterion, repair or "weights", self._progress, left, self._memory, tried
             )
