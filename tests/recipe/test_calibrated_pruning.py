@@ -114,6 +114,13 @@ def test_a_plan_without_data_says_what_auto_takes():
     assert "prune: criterion: output_error, on synthetic inputs, since no data were given" in notes
 
 
+def test_a_plan_names_the_allocations_that_the_run_tries(data):
+    step = recipe({"sparsity": 0.5, "allocation": "auto"})
+    notes = plan(step, network(), (data, data)).notes
+    tried = "prune: allocation: layer_error or lamp, whichever leaves the outputs nearest; the counts above are of the"
+    assert any(note.startswith(tried) for note in notes)
+
+
 def test_without_data_and_repair_the_weights_are_pruned_alone():
     model = pk.compress(recipe({"sparsity": 0.5, "repair": "none"}), network()).model
     kernel, start = np.array(model.get_layer("hidden").kernel), np.array(network().get_layer("hidden").kernel)

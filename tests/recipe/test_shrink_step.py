@@ -115,7 +115,9 @@ def test_groups_of_weights_that_the_smaller_layers_may_not_have_are_refused():
     with pytest.raises(RecipeError, match=r"steps\[1\]\.prune\.pattern: .*Write multiple: 4 in the shrink step"):
         load_recipe(recipe(shrink(channels=0.5, allocation="global"), nm), data_given=True)
     load_recipe(recipe(shrink(channels=0.5, allocation="global", multiple=4), nm), data_given=True)
-    load_recipe(recipe(shrink(channels=0.5), nm), data_given=True)
+    load_recipe(recipe(shrink(channels=0.5, allocation="uniform"), nm), data_given=True)
+    with pytest.raises(RecipeError, match="with allocation: auto the earlier shrink step may leave any number"):
+        load_recipe(recipe(shrink(channels=0.5), nm), data_given=True)
     with pytest.raises(RecipeError, match="with a target in latency the earlier shrink step may leave any number"):
         load_recipe(recipe(shrink(latency=0.5), nm), data_given=True)
     load_recipe(recipe(shrink(bytes=0.5, multiple=4), nm), data_given=True)
@@ -166,18 +168,19 @@ def test_the_plan_shows_the_sizes_and_later_targets_of_the_smaller_model(pairs):
     assert found.notes[0] == "shrink leaves channels: hidden 8 of 16, second 6 of 12."
 
 
-TRIED = "criterion: l2 or output_error, whichever leaves the outputs nearer"
-UNIFORM = "allocation: uniform, since a plan tells the sizes"
+TRIED = "criterion: l2 or output_error, whichever leaves the outputs nearest"
+BOTH = "allocation: uniform or global, whichever leaves the outputs nearest"
+UNIFORM = "allocation: uniform, since nothing is repaired"
 
 
 @pytest.mark.parametrize(
     ("settings", "data", "expected"),
     [
-        ({}, True, [TRIED, UNIFORM]),
-        ({}, False, [TRIED, UNIFORM]),
+        ({}, True, [TRIED, BOTH]),
+        ({}, False, [TRIED, BOTH]),
         ({"repair": "none"}, True, ["criterion: l2, since nothing is repaired", UNIFORM]),
         ({"criterion": "magnitude", "allocation": "per_kind"}, True, []),
-        ({"criterion": "magnitude"}, True, [UNIFORM]),
+        ({"criterion": "magnitude"}, True, [BOTH]),
         ({"allocation": "global"}, True, [TRIED]),
     ],
 )
@@ -194,10 +197,13 @@ def test_plan_and_report_agree_where_nothing_stands_in_for_data(monkeypatch):
     assert "shrink: criterion: l2, since nothing is repaired" in notes
     sections = compress(recipe(shrink()), network()).report.to_dict()["steps"][0]["sections"]
     (chosen,) = [one for one in sections if one["title"] == "Chosen for auto"]
-    assert chosen["rows"] == [["criterion", "l2", "since nothing is repaired"]]
+    why = "since nothing is repaired"
+    assert chosen["rows"] == [["criterion", "l2", why], ["allocation", "uniform", why]]
 
 
 def test_the_plan_notes_sizes_that_follow_from_the_weights(pairs):
+    notes = plan(recipe(TRAIN, shrink(**ROUNDS), prune()), network(), pairs).notes
+    assert any("the weights that the model has now, and uniform;" in note for note in notes)
     notes = plan(recipe(TRAIN, shrink(**ROUNDS, allocation="global"), prune()), network(), pairs).notes
     assert any("how many channels each layer loses follows from the weights at that time" in note for note in notes)
 
@@ -213,7 +219,8 @@ def test_the_plan_counts_the_epochs_of_the_rounds(pairs):
 
 @pytest.mark.every_backend(cases=0)
 def test_a_run_ends_with_the_smaller_model_in_every_file(pairs, tmp_path):
-    steps = TRAIN, shrink(channels=0.5, repair="weights", examples=32), {"finetune": {"epochs": 1}}
+    settings = {"channels": 0.5, "allocation": "uniform", "repair": "weights", "examples": 32}
+    steps = TRAIN, shrink(**settings), {"finetune": {"epochs": 1}}
     later = one_shot(0.5), {"export": {"formats": ["keras"]}}
     seen = []
     result = compress(recipe(*steps, *later), network(), pairs, tmp_path / "run", progress=seen.append)
@@ -302,7 +309,7 @@ def test_a_repair_of_pruned_weights_fits_those_that_are_left(pairs):
 
 
 def test_a_later_prune_step_prunes_further_where_a_mask_was_cut(pairs):
-    steps = (one_shot(0.5), shrink(), one_shot(0.5), one_shot(0.75))
+    steps = (one_shot(0.5), shrink(channels=0.5, allocation="uniform"), one_shot(0.5), one_shot(0.75))
     result = compress(recipe(TRAIN, *steps), network(), pairs)
     assert counts(result.model) == {"hidden/kernel": 48, "second/kernel": 36, "logits/kernel": 18}
 

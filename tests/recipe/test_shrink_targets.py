@@ -37,7 +37,7 @@ def measured(monkeypatch):
 
         yield Measure("parameters", compare) if name in ("bytes", "latency") else None
 
-    monkeypatch.setattr(shrink_step, "measure_of", measure_of)
+    monkeypatch.setattr("prunekit.operations.shrink.measure_of", measure_of)
     monkeypatch.setattr(shrink_step, "check_measure", lambda name: None)
     return found
 
