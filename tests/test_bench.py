@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,14 @@ def imports_of(path):
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         yield from (name.split(".")[1:] for name in names if name.split(".")[0] == "benchmarks")
+
+
+def test_what_scripts_import_from_the_package_exists():
+    for path in sorted((ROOT / "scripts").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "prunekit":
+                for alias in node.names:
+                    assert pkgutil.resolve_name(f"{node.module}.{alias.name}"), path
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)

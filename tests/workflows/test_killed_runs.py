@@ -82,7 +82,7 @@ def test_a_recipe_whose_masks_move_ends_with_the_same_bytes(tmp_path, policy):
     schedule = {"type": "constant", "target_sparsity": 0.7, "end": {"steps": 15}, "frequency": 3}
     prune = {"epochs": 4, "schedule": schedule, "policy": policy, "examples": 32}
     if policy != "rigl":
-        del prune["calibration"]
+        del prune["examples"]
     killed_jobs.write(tmp_path / "inputs", [{"train": {"epochs": 1}}, {"prune": prune}, {"finetune": {"epochs": 1}}])
     check(killed("recipe", tmp_path, range(4), 6, {"array"}), tmp_path / "whole")
 

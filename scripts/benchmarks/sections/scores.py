@@ -54,7 +54,7 @@ def measure(smoke: bool, repeats: int, large: bool) -> dict[str, Any]:
     import numpy as np
 
     import prunekit as pk
-    from prunekit.techniques.pruning.masks.options import as_options
+    from prunekit.techniques.pruning.masks.options import PruningOptions
     from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 
     generator = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def measure(smoke: bool, repeats: int, large: bool) -> dict[str, Any]:
             pruner = PrunerRun(
                 model,
                 schedule,
-                as_options(options),
+                PruningOptions(**options),
                 data=data if reads or allocation == "layer_error" else None,
             )
             with pruner.enforcing():
