@@ -2,8 +2,9 @@
 
 import keras
 import numpy as np
-import prunekit as pk
 import pytest
+
+import prunekit as pk
 
 PRUNED = {"sparsity": 0.8}
 SHRUNK = {"channels": 0.5}
