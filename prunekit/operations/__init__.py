@@ -1,8 +1,8 @@
 """One file for each thing that a user asks for: its signature, its checks, its parts in order.
 
-Python calls them, commands call them, and recipe steps call them or, where a resumable run carries masks, grids or
-variables on, the part that they are built on (`OneShotPruning`, `shrink_to`, `quantize_model`). The same question has the
-same answer, bit by bit, at all three doors: tests/workflows/test_three_doors.py.
+Commands call them, and recipe steps call them or, where a resumable run carries masks, grids or variables on, the part
+that they are built on (`OneShotPruning`, `shrink_to`, `quantize_model`). One question has one answer, bit by bit, in
+Python, by command and in a recipe: tests/workflows/test_three_doors.py.
 
 - `export`: `pk.export`
 - `simplify`: `pk.simplify`

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from prunekit.recipe.run.preparation import prepare
 from prunekit.recipe.settings.compile_fields import Compile
 from prunekit.recipe.state.compile_settings import (
     OutputMetrics,
@@ -14,7 +15,7 @@ from prunekit.recipe.state.compile_settings import (
     output_names,
     reason_of,
 )
-from prunekit.recipe.text.loader import RecipeError
+from prunekit.recipe.text.loader import RecipeError, load_recipe
 
 TWO = ("left", "right")
 INPUTS = np.linspace(-1, 1, 24, dtype="float32").reshape(6, 4)
@@ -181,6 +182,29 @@ def test_from_logits_holds_for_each_loss_that_knows_it():
     )
     assert arguments["loss"]["right"].from_logits
     assert not hasattr(arguments["loss"]["left"], "from_logits")
+
+
+@pytest.mark.parametrize(
+    ("activation", "given", "loss", "expected"),
+    [
+        (None, None, "sparse_categorical_crossentropy", True),
+        ("softmax", None, "sparse_categorical_crossentropy", False),
+        ("sigmoid", None, "sparse_categorical_crossentropy", False),
+        ("sigmoid", None, "binary_crossentropy", False),
+        (None, None, "mse", False),
+        (None, False, "sparse_categorical_crossentropy", False),
+    ],
+)
+def test_a_loss_takes_logits_where_the_outputs_are_no_probabilities(pairs, activation, given, loss, expected):
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, activation)])
+    if loss == "binary_crossentropy":
+        pairs = [(inputs, np.eye(4)[labels]) for inputs, labels in pairs]
+    compiled = {"optimizer": "adam", "loss": loss, "metrics": []}
+    if given is not None:
+        compiled["from_logits"] = given
+    source = {"version": 1, "compile": compiled, "steps": [{"train": {"epochs": 1}}]}
+    found = prepare(load_recipe(source, data_given=True), model, pairs, trust=False)
+    assert found.compile.from_logits is expected
 
 
 OWN = {"factory": "test_compile_settings:new_spread"}

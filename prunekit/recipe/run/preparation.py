@@ -18,6 +18,7 @@ from prunekit.recipe.settings.fields import first_text, shown
 from prunekit.recipe.settings.schema import Recipe, Step
 from prunekit.recipe.settings.sources import ModelSource
 from prunekit.recipe.state.compile_settings import (
+    are_logits,
     compile_arguments,
     metrics_of,
     optimizer_from,
@@ -29,6 +30,9 @@ from prunekit.recipe.state.replicas import ALONE, Replicas, check_distribution
 from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.steps.step_handler import PreparedStep, handler_of
 from prunekit.recipe.text.loader import RecipeError, load_recipe, require_trust
+
+# First training examples that the model must accept. Fewer logits of a single output might all lie in [0, 1].
+_FEW = 16
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -104,7 +108,7 @@ def prepare(recipe: Recipe, model: Any, data: Any, *, trust: bool, replicas: Rep
     metrics: tuple[Metric, ...] = ()
     if found is not None and settings is not None:
         with replicas.scope():
-            metrics = _check_fit(built, found, settings, recipe.seed)
+            settings, metrics = _fitted(built, found, settings, recipe.seed)
     elif not built.built:
         raise RecipeError(
             f"the model {built.name!r} is not built, and there are no data to build it with: give it a "
@@ -142,14 +146,14 @@ def _check_optimizer(settings: Compile | None) -> None:
         optimizer_from(settings)
 
 
-def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> tuple[Metric, ...]:
+def _fitted(model: keras.Model, data: Data, settings: Compile, seed: int) -> tuple[Compile, tuple[Metric, ...]]:
     """Checks that model, data and compile settings fit together; builds a model that is not built yet.
 
     Returns:
-        The metrics of the run, the main one first.
+        The settings with `from_logits`, and the metrics of the run, the main one first.
     """
     with naming_damaged_file([data.train]):
-        inputs, _ = data.train.first(2)
+        inputs, _ = data.train.first(_FEW)
     if not model.built:
         keras.utils.set_random_seed(seed)
     try:
@@ -163,8 +167,12 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
     names = output_names(model, outputs)
     _check_label_names(model, data, names)
     _check_parts_agree(data)
-    compile_arguments(settings, names)
     losses, made_by = dict(settings.losses()), _by_name(outputs, names)
+    if settings.from_logits is None:
+        named = ((losses.get(name, losses.get(None)), made) for name, made in made_by.items())
+        logits = any(isinstance(loss, str) and loss in LOGIT_LOSSES and are_logits(made) for loss, made in named)
+        settings = settings.model_copy(update={"from_logits": logits})
+    compile_arguments(settings, names)
     for name in made_by:
         loss = losses.get(name, losses.get(None))
         if isinstance(loss, str):
@@ -172,7 +180,7 @@ def _check_fit(model: keras.Model, data: Data, settings: Compile, seed: int) -> 
             made = made_by[name]
             parts = {part: labels if name is None else labels[name] for part, labels in _labels(data).items()}
             _check_labels(_Output(model.name, name, tuple(made.shape)[1:], data.name), loss, parts)
-    return metrics_of(settings, names, model)
+    return settings, metrics_of(settings, names, model)
 
 
 def _by_name(outputs: Any, names: tuple[str, ...] | None) -> dict[str | None, Any]:
@@ -333,7 +341,7 @@ def _prepared(step: Step, run: RunInputs) -> PreparedStep:
 def _check_stand_in(model: keras.Model, run: RunInputs) -> None:
     """Checks that a model that a step will return can be trained on the data, and built again from a checkpoint."""
     if run.data is not None and run.compile is not None:
-        _check_fit(model, run.data, run.compile, run.recipe.seed)
+        _fitted(model, run.data, run.compile, run.recipe.seed)
     try:
         description = model_description(model)
     except (NotImplementedError, TypeError, ValueError) as error:

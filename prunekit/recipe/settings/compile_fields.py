@@ -182,7 +182,8 @@ class Compile(Settings):
     Attributes:
         loss: Name of a Keras loss, a function that makes a loss, or a mapping output -> loss.
         loss_weights: Output -> factor of its loss in the sum; 1 for outputs that are not named.
-        from_logits: True if the outputs of losses of classification are not normalised.
+        from_logits: True if losses of classification are given logits, False for probabilities; None: as the outputs of
+            the first training examples are.
         metrics: Metrics of every output, or a mapping output -> metrics. None: the accuracy for losses of
             classification, else no metric besides the loss.
         weighted_metrics: Metrics that weight the examples by the data's sample weights.
@@ -193,7 +194,7 @@ class Compile(Settings):
     optimizer: Annotated[Optimizer, BeforeValidator(_named)] = Optimizer()
     loss: Losses = "sparse_categorical_crossentropy"
     loss_weights: dict[str, Positive] | None = None
-    from_logits: bool = False
+    from_logits: bool | None = None
     metrics: Metrics | None = None
     weighted_metrics: Metrics | None = None
     monitor: Annotated[Monitor, BeforeValidator(_named)] | None = None

@@ -22,7 +22,7 @@ from prunekit.recipe.settings.data_source import DataSource
 from prunekit.recipe.settings.schema import VERSION
 from prunekit.recipe.settings.sources import ModelSource
 from prunekit.recipe.start.starting_steps import Goal, starting_steps, steps_without_data, text_of, variables_of
-from prunekit.recipe.state.compile_settings import output_names, reason_of
+from prunekit.recipe.state.compile_settings import are_logits, output_names, reason_of
 from prunekit.recipe.state.models import MODELS, build_model
 from prunekit.recipe.text.loader import RecipeError, load_recipe
 from prunekit.suggestions import did_you_mean
@@ -322,7 +322,7 @@ def _loss(outputs: np.ndarray, labels: Labels, first: np.ndarray) -> tuple[str, 
     outputs = np.asarray(outputs, np.float32).reshape(*outputs.shape, *([1] if outputs.ndim == 1 else []))
     classes, shape = outputs.shape[-1], tuple(labels.shape)
     whole = labels.whole and labels.low >= 0
-    logits = bool(outputs.min() < 0 or outputs.max() > 1)
+    logits = are_logits(outputs)
     # Probabilities rounded to bfloat16 miss 1 by up to 0.002.
     sums = not logits and bool(np.allclose(outputs.sum(axis=-1), 1.0, atol=1e-2))
     if whole and classes > 1 and shape in (outputs.shape[1:-1], (*outputs.shape[1:-1], 1)):

@@ -73,6 +73,12 @@ def compile_arguments(settings: Compile, outputs: Sequence[str] | None) -> dict[
     return arguments
 
 
+def are_logits(outputs: Any) -> bool:
+    """Returns True if the outputs of some examples are no probabilities: outside of [0, 1]."""
+    values = keras.ops.convert_to_numpy(outputs)
+    return bool(values.min() < 0 or values.max() > 1)
+
+
 def _check_outputs(what: str, names: Collection[str | None], outputs: Sequence[str] | None) -> None:
     for name in names:
         if name is not None and name not in (outputs or ()):
