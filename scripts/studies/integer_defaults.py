@@ -147,7 +147,7 @@ def page(results: Results) -> str:
 def _in_training(results: Results) -> list[str]:
     cases = [(name, bits) for name in TRAINED for bits in TRAINED_BITS]
     values = [[results.values.get(key(*case, f"training, {row}")) for row in CALLBACKS] for case in cases]
-    parts = ["\n## In a training\n", f"`pk.QuantizationCallback(data, weights=bits)`, {EPOCHS} epochs.\n"]
+    parts = ["\n## In a training\n", f"`pk.QuantizationCallback(data, bits=bits)`, {EPOCHS} epochs.\n"]
     parts += ["| options | median regret | largest | trainings |", "|---|---:|---:|---:|"]
     for row, regrets, _ in _regrets(list(CALLBACKS), values):
         parts.append(f"| {row} | {statistics.median(regrets):.2f} | {max(regrets):.2f} | {len(regrets)} |")

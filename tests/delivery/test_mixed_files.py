@@ -102,7 +102,7 @@ def test_the_bytes_that_a_budget_counts_are_those_of_the_file(tmp_path, name, ac
     choice = pk.choose_bits(model, data, budget=10**9, bits=(bits,), **options)
     pk.quantize(model, data, bits=choice.bits, **options).export(tmp_path / "w.tflite")
     ((levels,), scales) = choice.weights, {"depthwise": 16, "dense": 48, "few for a scale": 64}.get(name, 16)
-    codes = levels.bytes[0] - (0 if (activations, name) == (None, "few for a scale") else 4 * scales)
+    codes = levels.bytes[0] - (0 if (activations, name) == ("float", "few for a scale") else 4 * scales)
     assert codes_and_floats(tmp_path / "w.tflite") == codes
 
 

@@ -303,7 +303,7 @@ for strategy in (None, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])):
         model.compile(keras.optimizers.SGD(0.05), LOSS)
     schedule = pk.schedules.PolynomialDecay(final_sparsity=0.5, end_step=10, frequency=2)
     # Statistics of a batch are those of a replica.
-    callback = pk.QuantizationCallback(x[:64], weights=4, freeze_step=0)
+    callback = pk.QuantizationCallback(x[:64], bits=4, freeze_step=0)
     callbacks = [pk.PruningCallback(schedule), callback]
     model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0, callbacks=callbacks, validation_data=(x, y))
     found.append([*model.get_weights(), *callback._run.work.values()])
