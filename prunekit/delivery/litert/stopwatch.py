@@ -70,6 +70,9 @@ def _opened(path: str, inputs: dict[str, np.ndarray]) -> Callable[[], None]:
 
     interpreter = Interpreter(model_path=path, num_threads=1)
     places = interpreter.get_signature_runner().get_input_details()
+    if len(inputs) == len(places) == 1:
+        # A resumed run's model may have another automatic name for its input than the model that wrote the file.
+        inputs = dict(zip(places, inputs.values(), strict=True))
     for name, values in inputs.items():
         interpreter.resize_tensor_input(places[name]["index"], values.shape)
     interpreter.allocate_tensors()

@@ -153,7 +153,7 @@ def test_files_are_found_by_another_process_and_read_as_memory_maps(tmp_path):
         "assert all(isinstance(array, np.memmap) for array in found)\n"
         "print(prefix.computed, [float(array.sum()) for array in found])\n"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     model = built("residual")
     prefix = pk.loops.CachedPrefix(model, directory=tmp_path)
