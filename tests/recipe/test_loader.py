@@ -100,6 +100,15 @@ def test_each_mistake_is_located(load, tmp_path, old, new, line, column, message
     assert "\n" not in str(error)
 
 
+def test_a_mistake_below_a_former_key_is_located(load):
+    text = changed("- litert", "- litert\n  - quantize:\n      weights: 99")
+    with (
+        pytest.warns(FutureWarning, match="The key 'weights' of a recipe is now 'bits'"),
+        pytest.raises(RecipeError, match=r":22:16: steps\[3\]\.quantize\.weights: expected bits, 2 to 8"),
+    ):
+        load(text)
+
+
 def test_the_value_of_a_variable_is_named_with_the_place_of_its_use(load):
     with pytest.raises(RecipeError, match=r":14:25: .*Received: 90\. Write 0\.9 for 90 %\. \(The value of \$final\.\)"):
         load(TEXT, {"final": 90})

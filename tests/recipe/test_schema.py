@@ -166,6 +166,16 @@ def test_former_keys_of_data_are_read_with_a_warning(former, present):
         assert load_recipe(recipe(data=former)) == load_recipe(recipe(data=present))
 
 
+@pytest.mark.parametrize("kind", ["shrink", "train"])
+def test_former_values_are_read_with_a_warning(kind):
+    def step(allocation):
+        options = {"channels": 0.5, "allocation": allocation}
+        return recipe({kind: options if kind == "shrink" else {"epochs": 1, "growing_regularization": options}})
+
+    with pytest.warns(FutureWarning, match="The value 'alike' of a recipe is now 'per_kind'"):
+        assert load_recipe(step("alike")) == load_recipe(step("per_kind"))
+
+
 def test_the_first_step_that_needs_data_is_named():
     loaded = load_recipe(recipe(one_shot(), prune(), {"finetune": {"epochs": 1}}))
     assert loaded.needs_data() == 1

@@ -36,6 +36,8 @@ LONGEST_PATTERN = 2_000
 MOST_EXPRESSIONS = 8_000
 MOST_WIDE_RANGES = 8
 DEEPEST_ARGUMENT = 16
+# (former key, present one) of all settings.
+FORMER_KEYS: set[tuple[str, str]] = set()
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]|\\[uUN]")
 
 
@@ -106,6 +108,23 @@ def first_text(words: Sequence[str]) -> str:
     return next((word for word in words if not is_number(word)), words[0])
 
 
+def _warn_of(kind: str, former: str, present: str) -> None:
+    # Not a DeprecationWarning, which Python shows to authors of code alone.
+    warnings.warn(f"The {kind} {former!r} of a recipe is now {present!r}.", FutureWarning, stacklevel=2)
+
+
+def formerly(former: str, present: str) -> BeforeValidator:
+    """Returns a validator that reads the former value of a field as the present one, with a warning."""
+
+    def check(value: Any) -> Any:
+        if value != former:
+            return value
+        _warn_of("value", former, present)
+        return present
+
+    return BeforeValidator(check)
+
+
 class Settings(BaseModel):
     """Base class of the parts of a recipe: frozen, no unknown keys, no conversion between value types."""
 
@@ -116,6 +135,10 @@ class Settings(BaseModel):
     former: ClassVar[Mapping[str, str]] = {}
     # Former keys that are not read any more -> how a recipe writes the same now.
     gone: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        FORMER_KEYS.update(cls.former.items())
 
     @model_validator(mode="before")
     @classmethod
@@ -136,8 +159,7 @@ class Settings(BaseModel):
             if name != key and name in value:
                 raise refusal(f"{key!r} is the former name of {name!r}, which is here, too. Remove one of them.", key)
             if name != key:
-                # Not a DeprecationWarning, which Python shows to authors of code alone.
-                warnings.warn(f"The key {key!r} of a recipe is now {name!r}.", FutureWarning, stacklevel=2)
+                _warn_of("key", key, name)
             found[name] = item
         return found
 

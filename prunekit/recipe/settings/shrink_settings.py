@@ -14,6 +14,7 @@ from prunekit.recipe.settings.fields import (
     Memory,
     Positive,
     WeightPatterns,
+    formerly,
     name_of,
     refusal,
     registered,
@@ -35,6 +36,8 @@ from prunekit.sparsity.shorthands import (
 _share = share("the share that is left, in (0, 1]", closed=True)
 Share = Annotated[float, BeforeValidator(_share)]
 
+# Of an allocation of channels.
+PER_KIND = formerly("alike", "per_kind")
 # What says which of the other channels go, and how.
 _SELECTING = ("criterion", "reduction", "normalize", "allocation", "examples", "repair", "memory", "rounds")
 
@@ -74,7 +77,7 @@ class Shrink(StepSettings):
     criterion: Annotated[str | Configured, registered(CRITERIA)] = "auto"
     reduction: Reduction = "mean"
     normalize: bool = True
-    allocation: Literal["auto", ChannelAllocation] = "auto"
+    allocation: Annotated[Literal["auto", ChannelAllocation], PER_KIND] = "auto"
     minimum: Count = 1
     multiple: Count = 1
     include: WeightPatterns = ()

@@ -22,7 +22,7 @@ from prunekit.recipe.settings.fields import (
     share,
     shown,
 )
-from prunekit.recipe.settings.shrink_settings import Shrink
+from prunekit.recipe.settings.shrink_settings import PER_KIND, Shrink
 from prunekit.recipe.settings.step_base import Bounds, StepSettings, epochs_text, patterns_text
 from prunekit.recipe.settings.timing import Duration, ScheduleSettings
 from prunekit.sparsity import shorthands
@@ -54,7 +54,7 @@ class GrowingPenalty(Settings):
     increase: Positive = 1e-4
     frequency: Count = 10
     ceiling: Positive = 1.0
-    allocation: ChannelAllocation = "uniform"
+    allocation: Annotated[ChannelAllocation, PER_KIND] = "uniform"
 
 
 class Train(StepSettings):

@@ -108,6 +108,7 @@ def located(source: Any) -> Iterator[None]:
             # The file changed in the meantime.
             raise error from None
         path = tuple(int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", place[1]))
+        path = _document_path(document.data, path)
         raise RecipeError(error.message, document.source, *(document.position(path) or ())) from error
 
 
@@ -359,9 +360,11 @@ def _fail_with(document: Document, error: ValidationError, origins: dict[Path, s
 
 
 def _document_path(data: Any, location: Iterable[Any]) -> Path:
-    """Returns the part of a pydantic location that exists in the document: no union tags, no missing fields."""
+    """Returns the part of a location that exists in the document, under the keys as written: no union tags."""
     path: list[str | int] = []
     for part in location:
+        if isinstance(data, Mapping) and part not in data:
+            part = next((key for key in data if (key, part) in fields.FORMER_KEYS), part)
         if (isinstance(data, Mapping) and part in data) or (
             isinstance(data, list) and isinstance(part, int) and 0 <= part < len(data)
         ):
