@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -11,6 +10,7 @@ import click
 
 from prunekit.commands.output import check_new, note_new_folder
 from prunekit.options import assignments
+from prunekit.sparsity.arguments import MEMORY, number_of_bytes
 from prunekit.sparsity.shorthands import Misfits
 
 Command = Callable[..., Any]
@@ -42,23 +42,16 @@ class Bytes(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Returns the number of bytes."""
-        if isinstance(value, float):
-            return value
-        number, unit = re.fullmatch(r"(.*?)\s*([kMG]B)?", value, re.DOTALL).groups()  # type: ignore[union-attr]
         try:
-            count = float(number) * {None: 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
-        except ValueError:
-            count = 0.0
-        # A bare number of megabytes would be far too few bytes.
-        if not 1e4 <= count < float("inf"):
-            self.fail(f"expected bytes, such as 500MB, 1GB or 1e9. Received: {value!r}.", param, ctx)
-        return count
+            return number_of_bytes("--memory", value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 memory_option = click.option(
     "--memory",
     type=Bytes(),
-    default=1e9,
+    default=MEMORY,
     metavar="BYTES",
     help="Activations to keep, such as 500MB; less takes more time.  [default: 1GB]",
 )

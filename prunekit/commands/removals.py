@@ -27,6 +27,7 @@ from prunekit.commands.files import (
 )
 from prunekit.commands.output import print_json, print_sections
 from prunekit.options import input_shape_option, json_option
+from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.shorthands import MEASURES, NONZERO, Repair
 from prunekit.terminal import console, load_keras_quietly
 
@@ -230,7 +231,7 @@ def _written(smaller: Any, report: Any, output: str, as_json: bool) -> int:
 
 
 def _check_nonzero(options: Mapping[str, Any]) -> None:
-    defaults = {"criterion": "auto", "allocation": "auto", "repair": None, "memory": 1e9}
+    defaults = {"criterion": "auto", "allocation": "auto", "repair": None, "memory": MEMORY}
     given = [f"--{name}" for name, default in defaults.items() if options[name] != default]
     given += ["--input-shape"] if options["inputs"] else []
     if given:

@@ -7,9 +7,9 @@ from numbers import Integral
 from typing import Any, Literal, Unpack
 
 from prunekit.anatomy.layers.model_weights import check_built
-from prunekit.core.layerwise.layerwise import MEMORY, Progress
+from prunekit.core.layerwise.layerwise import Progress
 from prunekit.keyword_options import keyword_options
-from prunekit.sparsity.arguments import positive, whole
+from prunekit.sparsity.arguments import MEMORY, number_of_bytes, whole
 from prunekit.techniques.quantize.bits.bit_choice import BitChoice
 from prunekit.techniques.quantize.bits.bit_scan import (
     measured_errors,
@@ -31,7 +31,7 @@ def choose_bits(  # noqa: PLR0913
     floor: float | None = None,
     bits: int | Sequence[int | Literal["float"]] = (4, 8),
     scan: Any = None,
-    memory: float = MEMORY,
+    memory: float | str = MEMORY,
     progress: Progress | None = None,
     **options: Unpack[RoundingKeywords],
 ) -> BitChoice:
@@ -90,7 +90,7 @@ def choose_bits(  # noqa: PLR0913
     problem = None if most is None else budget_problem(preparation, levels, most)
     if problem is not None:
         raise ValueError(problem)
-    numbers, most_memory = [level for level in levels if level is not None], positive("memory", memory)
+    numbers, most_memory = [level for level in levels if level is not None], number_of_bytes("memory", memory)
     if scan is None:
         errors = measured_errors(preparation, numbers, most_memory, tell)
     else:

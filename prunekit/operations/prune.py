@@ -10,9 +10,10 @@ from prunekit.anatomy.cost.inspection import SparsityReport, inspect
 from prunekit.anatomy.records.damage import Damage
 from prunekit.anatomy.records.reports import LayerError
 from prunekit.core.data.calibration import CheckedData
-from prunekit.core.layerwise.layerwise import MEMORY, Progress
+from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.outputs.baseline import Baseline
 from prunekit.keyword_options import keyword_options
+from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.schedules import OneShot
 from prunekit.sparsity.shorthands import Repair
 from prunekit.techniques.pruning.after_training.one_shot import OneShotPruning
@@ -28,7 +29,7 @@ def prune(
     data: Any = None,
     *,
     repair: Repair | None = None,
-    memory: float = MEMORY,
+    memory: float | str = MEMORY,
     progress: Progress | None = None,
     **options: Unpack[PruningKeywords],
 ) -> SparsityReport:

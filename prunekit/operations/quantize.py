@@ -16,7 +16,7 @@ import numpy as np
 from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.data.calibration import CheckedData, check_inputs
 from prunekit.core.data.synthetic_inputs import comparison_inputs
-from prunekit.core.layerwise.layerwise import MEMORY, Progress
+from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.outputs.baseline import Baseline
 from prunekit.core.runtime.arguments import writable_file
 from prunekit.core.runtime.variable_values import weights_digest
@@ -26,7 +26,7 @@ from prunekit.delivery.integers.integer_writing import ENCODED, EXAMPLES, KnownO
 from prunekit.delivery.integers.keras_integers import export_keras_integers
 from prunekit.delivery.litert.export_reference import ReferenceModel
 from prunekit.keyword_options import keyword_options
-from prunekit.sparsity.arguments import positive
+from prunekit.sparsity.arguments import MEMORY, number_of_bytes
 from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import FORMER, QuantizationKeywords, QuantizationOptions
 from prunekit.techniques.quantize.placement.text_inputs import reads_texts, text_readers
@@ -176,7 +176,7 @@ def quantize(
     model: Any,
     data: Any = None,
     *,
-    memory: float = MEMORY,
+    memory: float | str = MEMORY,
     progress: Progress | None = None,
     **options: Unpack[QuantizationKeywords],
 ) -> QuantizationResult:
@@ -209,7 +209,7 @@ def quantize(
     Source: Jacob et al. 2018, arXiv:1712.05877 (integer arithmetic); Frantar et al. 2022, arXiv:2210.17323 (GPTQ);
         Lin et al. 2023, arXiv:2306.00978 (AWQ).
     """
-    chosen, memory = QuantizationOptions(**options), positive("memory", memory)
+    chosen, memory = QuantizationOptions(**options), number_of_bytes("memory", memory)
     chosen.with_data(data)
     check_built(model)
     if data is None:

@@ -15,14 +15,14 @@ import numpy as np
 from prunekit.anatomy.files.digests import architecture_digest, model_digest
 from prunekit.anatomy.records.name_patterns import listed_patterns
 from prunekit.core.data.calibration import CheckedData
-from prunekit.core.layerwise.layerwise import MEMORY, Progress
+from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.outputs.output_metrics import Batch
 from prunekit.core.runtime.partial_files import checked_folder, replace_file
 from prunekit.delivery.plots.plots import to_png
 from prunekit.delivery.plots.sensitivity_plot import sensitivity_figure
 from prunekit.delivery.reports.metrics import Metric, inferred
 from prunekit.delivery.reports.sensitivity import ScannedWeight, SensitivityReport, SensitivityRow
-from prunekit.sparsity.arguments import fraction, positive, whole
+from prunekit.sparsity.arguments import MEMORY, fraction, number_of_bytes, whole
 from prunekit.sparsity.patterns import NM, Pattern
 from prunekit.sparsity.scores import Criterion
 from prunekit.sparsity.shorthands import CriterionName, Misfits, PatternName
@@ -53,7 +53,7 @@ def sensitivity(  # noqa: PLR0913
     exclude: Sequence[str] | str = (),
     misfits: Misfits = "error",
     batch_size: int = 128,
-    memory: float = MEMORY,
+    memory: float | str = MEMORY,
     output: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: Progress | None = None,
@@ -94,7 +94,7 @@ def sensitivity(  # noqa: PLR0913
     else:
         _check_rounding(options, sparsity)
         technique = _Rounding(QuantizationOptions(include=include, exclude=exclude), _bits(bits))
-    most = positive("memory", memory)
+    most = number_of_bytes("memory", memory)
     batches = list(CheckedData(model, data, whole("batch_size", batch_size, 1)))
     report = _empty(model, batches, technique, batch_size)
     folder = None if output is None else _folder(output)

@@ -9,11 +9,11 @@ from typing import Any, Literal, Unpack
 from prunekit.anatomy.channels.channels import find_channels
 from prunekit.anatomy.graph.example_inputs import symbolic_call
 from prunekit.core.data.calibration import CheckedData, batches_of
-from prunekit.core.layerwise.layerwise import MEMORY, Progress
+from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.outputs.baseline import Baseline
 from prunekit.delivery.litert.model_measures import measure_of
 from prunekit.keyword_options import keyword_options
-from prunekit.sparsity.arguments import positive
+from prunekit.sparsity.arguments import MEMORY, number_of_bytes
 from prunekit.sparsity.shorthands import MEASURES, NONZERO
 from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 from prunekit.techniques.shrink.channels.budget import SizeModel
@@ -33,7 +33,7 @@ def shrink(  # noqa: PLR0913
     latency: float | None = None,
     data: Any = None,
     inputs: Any = None,
-    memory: float = MEMORY,
+    memory: float | str = MEMORY,
     progress: Progress | None = None,
     **options: Unpack[ShrinkKeywords],
 ) -> tuple[Any, ShrinkReport]:
@@ -84,7 +84,7 @@ def shrink(  # noqa: PLR0913
             f"One target says how small the model becomes: {', '.join(given)}. Received: {', '.join(asked) or 'none'}. "
             "Pass exactly one, as the share that is left: channels=0.5."
         )
-    chosen, memory = ShrinkOptions(**options), positive("memory", memory)
+    chosen, memory = ShrinkOptions(**options), number_of_bytes("memory", memory)
     check_computes_in_floats(model)
     if inputs is not None:
         symbolic_call(model, 1, inputs)

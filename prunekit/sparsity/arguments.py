@@ -1,12 +1,16 @@
 """Checks of numeric arguments: returns plain Python numbers, or raises an error that names the argument."""
 
 import math
+import re
 import reprlib
 from numbers import Integral, Real
 from typing import Any
 
 # Optimizers count their updates in 64 bits.
 LARGEST = 2**63 - 1
+# Bytes of activations that operations keep, unless `memory` is given.
+MEMORY = 1e9
+_UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
 def fraction(name: str, value: Any) -> float:
@@ -34,6 +38,25 @@ def positive(name: str, value: Any) -> int | float:
     if not 0.0 < value < math.inf:
         raise ValueError(f"{name} must be a finite number above 0. Received: {name}={value}.")
     return int(value) if isinstance(value, Integral) else float(value)
+
+
+def number_of_bytes(name: str, value: Any) -> float:
+    """Returns a number of bytes above 0, which may be given as a text such as "500MB".
+
+    >>> number_of_bytes("memory", "1.5 GB")
+    1500000000.0
+    """
+    if not isinstance(value, str):
+        return float(positive(name, value))
+    number, unit = re.fullmatch(r"(.*?)\s*([kMG]B)?", value, re.DOTALL).groups()  # type: ignore[union-attr]
+    try:
+        count = float(number) * _UNITS.get(unit, 1)
+    except ValueError:
+        count = 0.0
+    # A text without a unit may mean megabytes, which would be far too few bytes.
+    if not (0 if unit else 1e4) < count < math.inf:
+        raise ValueError(f"{name} must be bytes, such as 500MB, 1GB or 1e9. Received: {value!r}.")
+    return count
 
 
 def non_negative(name: str, value: Any) -> float:

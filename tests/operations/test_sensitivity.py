@@ -201,6 +201,7 @@ def test_the_report_becomes_json_tables_a_frame_and_a_picture(scan):
         ({"pattern": "2:4", "sparsity": 0.7}, "2:4"),
         ({"include": ["nothing"]}, "matches no layer"),
         ({"memory": 0}, "above 0"),
+        ({"memory": "500"}, "memory must be bytes, such as 500MB, 1GB or 1e9. Received: '500'"),
         ({"batch_size": 0}, "at least 1"),
     ],
     ids=str,

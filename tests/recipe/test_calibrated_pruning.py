@@ -77,7 +77,9 @@ def test_criterion_and_allocation_by_name_with_options_give_the_same_bytes_twice
             {"epochs": 1, "schedule": {"type": "constant", "target_sparsity": 0.5}, "memory": 1e6},
             "'memory' belongs to one-shot pruning",
         ),
-        ({"sparsity": 0.5, "memory": 0}, "memory"),
+        ({"sparsity": 0.5, "memory": 0}, "memory must be a finite number above 0"),
+        ({"sparsity": 0.5, "memory": "500"}, "memory must be bytes, such as 500MB, 1GB or 1e9. Received: '500'"),
+        ({"sparsity": 0.5, "memory": [1]}, "memory must be a number above 0"),
         ({"sparsity": 0.5, "allocation": {"type": "layer_error", "objective": "least"}}, "objective"),
     ],
 )
@@ -130,7 +132,7 @@ def test_without_data_and_repair_the_weights_are_pruned_alone():
 def test_a_step_keeps_no_more_activations_than_asked_and_tells_of_each_layer(data, monkeypatch):
     given, plain, events = [], layerwise.walk, []
     monkeypatch.setattr(layerwise, "walk", lambda *args: given.append(args[-1]) or plain(*args))
-    step = recipe({"sparsity": 0.5, "memory": 4096})
+    step = recipe({"sparsity": 0.5, "memory": "4.096 kB"})
     pk.compress(step, network(), (data, data), progress=events.append)
     assert given == [4096]
     texts = [event.text for event in events]

@@ -176,6 +176,14 @@ def test_former_values_are_read_with_a_warning(kind):
         assert load_recipe(step("alike")) == load_recipe(step("per_kind"))
 
 
+def test_one_pattern_needs_no_list():
+    def steps(names):
+        steps = one_shot(include=names), {"quantize": {"exclude": names, "integer_io": "inputs"}}
+        return [step.settings.include + step.settings.exclude for step in load_recipe(recipe(*steps)).steps]
+
+    assert steps("hidden*") == steps(["hidden*"]) == [("hidden*",), ("hidden*",)]
+
+
 def test_the_first_step_that_needs_data_is_named():
     loaded = load_recipe(recipe(one_shot(), prune(), {"finetune": {"epochs": 1}}))
     assert loaded.needs_data() == 1

@@ -78,7 +78,7 @@ REFUSED = {
     "unknown policy": (recipe(one_shot(policy="tfmod")), r"policy: unknown value 'tfmod'. Did you mean 'tfmot'"),
     "bad regular expression": (recipe(one_shot(include=["re:("])), r"include\[0\]: 're:\(' is not a regular expr"),
     "empty pattern": (recipe(one_shot(exclude=[""])), r"exclude\[0\]: .*an empty pattern"),
-    "a pattern instead of a list": (recipe(one_shot(exclude="logits")), "exclude: expected a list. Received: 'logits'"),
+    "a number instead of patterns": (recipe(one_shot(exclude=3)), r"exclude: expected a list\. Received: 3"),
     "falling finals": (
         recipe(one_shot(0.8), one_shot(0.5)),
         r"steps\[1\]\.prune\.sparsity: pruned weights do not come back: .* to 0\.8\. Received: 0\.5",

@@ -17,10 +17,9 @@ from prunekit.core.layerwise.inner_inputs import InnerInputs, run
 from prunekit.core.layerwise.layer_fit import Solver
 from prunekit.core.statistics.layer_inputs import LayerMoments
 from prunekit.core.statistics.layer_products import product_of
+from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.array_ops import array_of
 
-# Bytes of activations that are kept, unless a caller says otherwise.
-MEMORY = 1e9
 # Largest output of a call in one batch, as a share of these bytes.
 _SHARE = 1 / 32
 

@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from prunekit.registry import Registry
+from prunekit.sparsity.arguments import number_of_bytes
 from prunekit.sparsity.shorthands import PathOption
 from prunekit.suggestions import did_you_mean
 
@@ -220,6 +221,17 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _words(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else _as_tuple(value)
+
+
+def _memory(value: Any) -> float:
+    try:
+        return number_of_bytes("memory", value)
+    except (TypeError, ValueError) as error:
+        raise refusal(str(error)) from None
+
+
 def _whole_name(value: str) -> str:
     if not re.fullmatch(NAME, value, re.ASCII):
         raise refusal(
@@ -412,8 +424,7 @@ Sparsity = Annotated[float, _check(unit_interval, False)]
 Fraction = Annotated[float, _check(unit_interval, True)]
 Positive = Annotated[float, Field(gt=0.0)]
 # Bytes of activations that are kept; as in Python.
-Memory = Annotated[float, Field(gt=0.0)]
-MEMORY = 1e9
+Memory = Annotated[float, BeforeValidator(_memory)]
 # Training examples that an operation reads, unless `examples` is given.
 EXAMPLES = 1024
 Epochs = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -426,5 +437,7 @@ Factory = Annotated[str, AfterValidator(_factory)]
 Plain = Annotated[Any, AfterValidator(_plain)]
 Arguments = Annotated[dict[str, Plain], AfterValidator(_identifiers)]
 Listed = BeforeValidator(_as_tuple)
+# A word alone, or a list of words.
+Words = BeforeValidator(_words)
 WeightPattern = Annotated[str, AfterValidator(_weight_pattern)]
-WeightPatterns = Annotated[tuple[WeightPattern, ...], Listed]
+WeightPatterns = Annotated[tuple[WeightPattern, ...], Words]

@@ -9,21 +9,21 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from prunekit.delivery.reports.rows import INTEGER_FORMAT
 from prunekit.recipe.settings.fields import (
     EXAMPLES,
-    MEMORY,
     Count,
     Epochs,
-    Listed,
     Memory,
     Name,
     Positive,
     Sparsity,
     WeightPattern,
     WeightPatterns,
+    Words,
     refusal,
     shown,
 )
 from prunekit.recipe.settings.step_base import StepSettings, epochs_text, patterns_text
 from prunekit.recipe.settings.step_settings import checked_pattern
+from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.shorthands import ActivationBits, Misfits, Rounding
 
 # Ends of the names of the files, by the activations.
@@ -71,12 +71,7 @@ Bits = Annotated[
     | Annotated[dict[WeightPattern, int | str], Tag("(patterns)")],
     Discriminator(_kind),
 ]
-# A word alone, or a list of words.
-IntegerIO = Annotated[
-    tuple[Literal["inputs", "outputs", "uint8"], ...],
-    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
-    Listed,
-]
+IntegerIO = Annotated[tuple[Literal["inputs", "outputs", "uint8"], ...], Words]
 RangeRule = Annotated[str, BeforeValidator(_rule)]
 
 

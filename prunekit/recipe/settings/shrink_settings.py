@@ -7,13 +7,12 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from prunekit.recipe.settings.fields import (
     EXAMPLES,
-    MEMORY,
     Configured,
     Count,
-    Listed,
     Memory,
     Positive,
     WeightPatterns,
+    Words,
     formerly,
     name_of,
     refusal,
@@ -22,6 +21,7 @@ from prunekit.recipe.settings.fields import (
     shown,
 )
 from prunekit.recipe.settings.step_base import StepSettings, epochs_text, patterns_text
+from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.shorthands import (
     CALCULATED,
     CRITERIA,
@@ -82,7 +82,7 @@ class Shrink(StepSettings):
     multiple: Count = 1
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
-    approximate: Annotated[tuple[Literal["layer_normalization"], ...], Listed] = ()
+    approximate: Annotated[tuple[Literal["layer_normalization"], ...], Words] = ()
     examples: Count | None = None
     repair: Repair | None = None
     memory: Memory = MEMORY

@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from prunekit.recipe.settings.fields import (
-    MEMORY,
     Configured,
     Count,
     Epochs,
@@ -26,6 +25,7 @@ from prunekit.recipe.settings.shrink_settings import PER_KIND, Shrink
 from prunekit.recipe.settings.step_base import Bounds, StepSettings, epochs_text, patterns_text
 from prunekit.recipe.settings.timing import Duration, ScheduleSettings
 from prunekit.sparsity import shorthands
+from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.shorthands import (
     ALLOCATIONS,
     CRITERIA,

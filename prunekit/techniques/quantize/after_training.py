@@ -14,9 +14,10 @@ from prunekit.anatomy.layers.linear_kinds import is_table
 from prunekit.anatomy.layers.targets import Target
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.core.data.synthetic_inputs import stand_in
-from prunekit.core.layerwise.layerwise import MEMORY, LayerwiseRepair, Progress
+from prunekit.core.layerwise.layerwise import LayerwiseRepair, Progress
 from prunekit.core.runtime.variable_values import assigned
 from prunekit.core.statistics.layer_products import product_of
+from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.schedules import OneShot
 from prunekit.sparsity.selection import pruned_count

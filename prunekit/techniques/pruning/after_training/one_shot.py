@@ -12,14 +12,14 @@ from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.anatomy.records.reports import Choice, LayerError
 from prunekit.core.data.calibration import CheckedData, batches_of
 from prunekit.core.data.synthetic_inputs import SYNTHETIC, stand_in
-from prunekit.core.layerwise.layerwise import MEMORY, LayerwiseRepair, Progress
+from prunekit.core.layerwise.layerwise import LayerwiseRepair, Progress
 from prunekit.core.layerwise.trials import nearest, trial_progress
 from prunekit.core.outputs.baseline import Baseline
 from prunekit.core.runtime.kept_grids import check_off_grids, on_grids
 from prunekit.core.runtime.variable_values import replaced
 from prunekit.core.statistics.layer_products import unfitted
 from prunekit.sparsity.allocation import get_allocation
-from prunekit.sparsity.arguments import positive
+from prunekit.sparsity.arguments import MEMORY, number_of_bytes
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.schedules import Schedule
@@ -63,13 +63,13 @@ class OneShotPruning:
         data: Any,
         *,
         repair: str | None = None,
-        memory: float = MEMORY,
+        memory: float | str = MEMORY,
         progress: Progress | None = None,
     ):
         if repair not in (None, *REPAIRS):
             raise ValueError(f"`repair` is one of {', '.join(REPAIRS)}. Received: {repair!r}.")
         self._model, self._schedule, self._settings = model, schedule, settings
-        self._repair, self._memory, self._progress = repair, positive("memory", memory), progress
+        self._repair, self._memory, self._progress = repair, number_of_bytes("memory", memory), progress
         check_built(model)
         self._stand_in = None
         if data is None and may_stand_in(model, settings, repair):

@@ -16,10 +16,11 @@ from prunekit.anatomy.records.reports import Choice
 from prunekit.core.data.calibration import CheckedData, batches_of
 from prunekit.core.data.synthetic_inputs import stand_in
 from prunekit.core.layerwise.layer_fit import LayerFit, Solution
-from prunekit.core.layerwise.layerwise import MEMORY, LayerwiseRepair, Progress
+from prunekit.core.layerwise.layerwise import LayerwiseRepair, Progress
 from prunekit.core.runtime.kept_grids import check_off_grids, on_grids
 from prunekit.core.statistics.layer_inputs import LayerMoments
 from prunekit.core.statistics.layer_products import LayerProduct, product_of
+from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.reconstruction import DAMPING, damped_hessian, refit
 from prunekit.techniques.shrink.channels.options import ShrinkOptions

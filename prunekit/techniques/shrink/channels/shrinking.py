@@ -11,9 +11,10 @@ import numpy as np
 from prunekit.anatomy.channels.channels import Channels, Group, find_channels
 from prunekit.anatomy.channels.weight_entries import cut
 from prunekit.anatomy.layers.model_weights import weights_in
-from prunekit.core.layerwise.layerwise import MEMORY, Progress
+from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.backend import native
 from prunekit.core.runtime.kept_grids import on_grids
+from prunekit.sparsity.arguments import MEMORY
 from prunekit.techniques.shrink.channels.budget import SizeModel
 from prunekit.techniques.shrink.channels.measured_size import NEAR, Measure, Measured
 from prunekit.techniques.shrink.channels.optimizer_state import carry_over, class_notes

@@ -10,12 +10,13 @@ import numpy as np
 
 from prunekit.anatomy.channels.channels import Channels
 from prunekit.anatomy.records.reports import Choice
-from prunekit.core.layerwise.layerwise import MEMORY, Progress
+from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.layerwise.trials import LARGEST, nearest, trial_progress
 from prunekit.core.outputs.baseline import Baseline
 from prunekit.core.runtime.variable_values import replaced
 from prunekit.core.statistics.channel_importance import ranking_weights
 from prunekit.core.statistics.layer_products import unfitted
+from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.automatic import AutomaticCriterion
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.sparsity.shorthands import CALCULATED
