@@ -239,10 +239,10 @@ def _chosen_names(path: Path, names: NpzNames, held: list[str]) -> dict[str, Any
     train = _pair("train", names, held, tried)
     if train is None:
         raise RecipeError(
-            f"{path} has no arrays of training examples under a usual name; it has {_listed(held)}. Tried: "
-            f"{'; '.join(' and '.join(item) for item in tried)}. Name them: "
-            "data: {npz: ..., arrays: {train_inputs: ..., train_labels: ...}}. On the command line, save them as x "
-            "and y; several inputs under their names in the model, beside y."
+            f"{path} has no arrays of training examples under usual names such as x and y; it has {_listed(held)}. "
+            "Name them: data: {npz: ..., arrays: {train_inputs: ARRAY, train_labels: ARRAY}}; several inputs are a "
+            "mapping, {INPUT: ARRAY, ...}. On the command line, save them as x and y; several inputs under their "
+            "names in the model, beside y."
         )
     found = {"train": train, **chosen}
     return {
