@@ -101,13 +101,32 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
         context.exit()
 
 
+class _InOrder(click.Group):
+    """Lists the commands in the order in which they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
 @click.group(
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    cls=_InOrder,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
     epilog=f"Set {TRACEBACK}=1 to see the traceback of an error.",
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Version.")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def cli() -> None:
-    """Prunes Keras models; pruned weights stay exactly zero during training and in exported files."""
+    """Makes Keras models smaller and faster: prunes, removes channels, quantizes, exports.
+
+    Pruned weights stay exactly zero during training and in exported files. To begin: `prunekit inspect MODEL.keras`
+    shows what a model is made of; `prunekit prune MODEL.keras --sparsity 0.8 -o NEW.keras` prunes it at once;
+    `prunekit init MODEL.keras --data DATA` writes a recipe that prunes, trains, exports and reports."""
 
 
 for _command in COMMANDS:

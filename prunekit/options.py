@@ -1,14 +1,25 @@
 """Defines the arguments and options that several commands share."""
 
-from typing import Any
+from typing import Any, get_args
 
 import click
+
+from prunekit.sparsity.shorthands import ExportFormat
 
 
 class AtLeast(click.IntRange):
     """A whole number with a minimum; replaces click's type name "integer range", which also appears in errors."""
 
     name = "whole number"
+
+    def get_metavar(self, *_: Any, **__: Any) -> str:
+        """Returns what stands for the number in the help."""
+        return "N"
+
+
+def words(choices: Any) -> str:
+    """Returns the choices of an option as a text, from a `Literal` or from names."""
+    return ", ".join(map(str, get_args(choices) or choices))
 
 
 def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...], read: Any) -> dict[str, Any]:
@@ -65,6 +76,8 @@ def _shapes(
     return _pairs(context, parameter, texts, read) or None
 
 
+# Of the option --size.
+SIZE = f"The size that is compared: smallest, weights-gzip, or a format ({words(ExportFormat)}), also with -gzip."
 recipe_argument = click.argument("recipe")
 input_shape_option = click.option(
     "--input-shape",
@@ -80,14 +93,14 @@ set_option = click.option(
     metavar="NAME=VALUE",
     multiple=True,
     callback=assignments,
-    help="Value of a variable that the recipe declares. May be repeated.",
+    help="Value of a variable that the recipe declares, such as final=0.9. May be repeated.",
 )
 grid_option = click.option(
     "--over",
     metavar="NAME=VALUE,VALUE",
     multiple=True,
     callback=_lists,
-    help="Values of a variable of the recipe. If repeated, all combinations are run.",
+    help="Values of a variable of the recipe, such as final=0.8,0.9. If repeated, all combinations are run.",
 )
 model_option = click.option("--model", metavar="FILE", help="A .keras file that replaces the recipe's model.")
 trust_option = click.option(

@@ -7,6 +7,8 @@ import pytest
 from command_lines import assert_mistake
 from networks import dense_network
 
+from prunekit.sparsity import shorthands
+
 
 class TestInspectGroups:
     def test_groups_and_what_stays_are_shown(self, run, stored):
@@ -94,6 +96,30 @@ class TestPrune:
         assert code == 0 and "Output errors" in out
         code, out, _ = run("prune", stored, *options, "--repair", "outputs", "--force", "--json")
         assert code == 0 and len(json.loads(out)["report"]["layer_errors"]) == 2
+
+    def test_a_scan_shares_the_sparsity_between_weights(self, run, stored):
+        import keras
+        import numpy as np
+
+        import prunekit as pk
+
+        rng = np.random.default_rng(0)
+        np.savez("d.npz", x=rng.normal(size=(40, 8)).astype("float32"), y=rng.normal(size=(40, 4)))
+        assert run("sensitivity", stored, "--data", "d.npz", "--sparsity", "0.5,0.9", "-o", "scan")[0] == 0
+        scan = "sensitivity:scan/sensitivity.json"
+        code, _, err = run("prune", stored, "--sparsity", "0.8", "--allocation", scan, "-o", "new.keras")
+        model = keras.saving.load_model(stored, compile=False)
+        pk.prune(model, 0.8, allocation=pk.allocations.SensitivityAllocation("scan/sensitivity.json"))
+        for one, other in zip(keras.saving.load_model("new.keras", compile=False).weights, model.weights, strict=True):
+            np.testing.assert_array_equal(one, other, err)
+        assert code == 0, err
+        missing = run("prune", stored, "--sparsity", "0.8", "--allocation", "sensitivity", "-o", "other.keras")
+        assert_mistake(missing, "Expected the file of a scan (sensitivity.json, written by prunekit sensitivity)")
+
+    def test_the_help_lists_all_words_of_an_option(self, run):
+        text = " ".join(run("prune", "--help")[1].split())
+        assert ", ".join(shorthands.ALLOCATIONS) in text
+        assert "default: (weights with --data or --criterion auto, otherwise none)" in text
 
     def test_without_data_the_model_is_repaired_on_synthetic_inputs_and_a_note_says_so(self, run, stored):
         code, out, err = run("prune", stored, "--sparsity", "0.5", "-o", "new.keras")

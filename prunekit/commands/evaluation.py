@@ -16,8 +16,10 @@ from prunekit.terminal import load_keras_quietly
 @click.command()
 @click.argument("model")
 @data_options("Examples with labels", required=True)
-@click.option("--like", metavar="FILE.keras", help="For a .tflite MODEL: the model whose loss and metrics to measure.")
-@click.option("--batch-size", type=AtLeast(1), default=128, help="Examples per batch.  [default: 128]")
+@click.option(
+    "--like", metavar="FILE.keras", help="For a .tflite MODEL: the model whose loss and metrics are measured."
+)
+@click.option("--batch-size", type=AtLeast(1), default=128, help="Examples per batch.")
 @json_option
 def evaluate(model: str, data: str, label: str | None, like: str | None, batch_size: int, as_json: bool) -> int:
     """Measure loss and metrics of a .keras or .tflite file.

@@ -12,7 +12,8 @@ import click
 from prunekit.commands.files import check_distinct, check_model, data_options, examples_option, force_option
 from prunekit.commands.output import check_new, check_writable, noting_new_folder, print_json
 from prunekit.delivery.reports.rows import NEEDS_DATA
-from prunekit.options import AtLeast, json_option
+from prunekit.options import AtLeast, json_option, words
+from prunekit.sparsity.shorthands import ExportFormat
 from prunekit.terminal import console, load_keras_quietly
 
 _FILES = (".keras", ".tflite")
@@ -30,12 +31,11 @@ _INTEGERS = {"int4": ("--bits", "4"), "int16": ("--activation-bits", "16"), "16x
     "formats",
     multiple=True,
     metavar="FORMAT",
-    help="keras, litert, litert-float16, litert-dynamic-int8, litert-sparse or litert-float16-sparse. May be repeated; "
-    "may be left out for a file.",
+    help=f"{words(ExportFormat)}. May be repeated. May be left out for a file: its ending says keras or litert.",
 )
 @data_options("Examples on which files and model are compared")
 @examples_option
-@click.option("--name", metavar="NAME", help="Names of the files in DIR, without endings.  [default: that of MODEL]")
+@click.option("--name", metavar="NAME", show_default="that of MODEL", help="Name of the files in DIR, without ending.")
 @click.option("--batch-size", type=AtLeast(1), help="Fixes the batch size of LiteRT files.")
 @force_option
 @json_option

@@ -9,9 +9,9 @@ from typing import Any, get_args
 import click
 
 from prunekit.commands.output import check_new, note_new_folder
-from prunekit.options import assignments
+from prunekit.options import AtLeast, assignments, words
 from prunekit.sparsity.arguments import MEMORY, number_of_bytes
-from prunekit.sparsity.shorthands import Misfits
+from prunekit.sparsity.shorthands import CRITERIA, PATTERNS, Misfits, sources_of
 
 Command = Callable[..., Any]
 
@@ -31,7 +31,7 @@ force_option = click.option("--force", is_flag=True, help="Replace an existing f
 
 
 examples_option = click.option(
-    "--examples", type=click.IntRange(1), default=1024, help="Examples to read of --data.  [default: 1024]"
+    "--examples", type=AtLeast(1), default=1024, help="How many examples of --data are read, drawn at random."
 )
 
 
@@ -53,20 +53,38 @@ memory_option = click.option(
     type=Bytes(),
     default=MEMORY,
     metavar="BYTES",
-    help="Activations to keep, such as 500MB; less takes more time.  [default: 1GB]",
+    show_default=f"{MEMORY / 1e9:g}GB",
+    help="Memory for outputs of layers that are kept, such as 500MB; less takes more time.",
+)
+
+
+def criterion_option(once: bool) -> Command:
+    """Returns the option --criterion.
+
+    Args:
+        once: True leaves out the criteria that select in several rounds.
+    """
+    names = [
+        name
+        for name, row in CRITERIA.items()
+        if "training" not in sources_of(row.needs) and not (once and "rounds" in row.options)
+    ]
+    return click.option("--criterion", default="auto", metavar="NAME", help=f"Which weights go: {words(names)}.")
+
+
+pattern_option = click.option(
+    "--pattern", default="unstructured", metavar="PATTERN", help=f"How zeros lie in a weight: {PATTERNS}."
 )
 
 
 def misfits_option(default: str, text: str) -> Command:
     """Returns the option --misfits with the help text `text`."""
-    return click.option(
-        "--misfits", type=click.Choice(get_args(Misfits)), default=default, help=f"{text}.  [default: {default}]"
-    )
+    return click.option("--misfits", type=click.Choice(get_args(Misfits)), default=default, help=f"{text}.")
 
 
-def other_option(example: str) -> Command:
+def other_option(function: str, example: str) -> Command:
     """Returns the option --set, for what the Python function can and the command has no option for."""
-    text = f"Any other option of the Python function, such as {example}. May be repeated."
+    text = f"Any other option of {function} in Python, such as {example}. May be repeated."
     return click.option("--set", "others", metavar="NAME=VALUE", multiple=True, callback=assignments, help=text)
 
 
@@ -87,9 +105,14 @@ def pattern_options(verb: str, matched: str) -> Callable[[Command], Command]:
         verb: What the command does, in help texts.
         matched: What the patterns match.
     """
+    kinds = "by name, by a glob such as conv_*, or re:REGEX"
     return with_options(
-        click.option("--include", multiple=True, metavar="PATTERN", help=f"{matched} to {verb}. May be repeated."),
-        click.option("--exclude", multiple=True, metavar="PATTERN", help=f"{matched} to leave. May be repeated."),
+        click.option(
+            "--include", multiple=True, metavar="PATTERN", help=f"{matched} to {verb}, {kinds}. May be repeated."
+        ),
+        click.option(
+            "--exclude", multiple=True, metavar="PATTERN", help=f"{matched} to leave as they are. May be repeated."
+        ),
     )
 
 
@@ -108,10 +131,17 @@ def data_options(purpose: str, required: bool = False) -> Callable[[Command], Co
         purpose: What the data are and are for, in the help text.
         required: True if the command needs data.
     """
-    kinds = "digits, diabetes or fashion-mnist; a .csv or .npz file; a folder of images or of a saved data set."
+    kinds = (
+        "a .csv or .npz file; a folder with one folder of images for each class; a folder that "
+        "tf.data.Dataset.save wrote; or digits, diabetes or fashion-mnist."
+    )
     return with_options(
         click.option("--data", metavar="DATA", required=required, help=f"{purpose}: {kinds}"),
-        click.option("--label", metavar="COLUMN", help="The column or part of --data that holds the labels."),
+        click.option(
+            "--label",
+            metavar="COLUMN",
+            help="Of a .csv file, the column of the labels; of a saved data set, their key.",
+        ),
     )
 
 

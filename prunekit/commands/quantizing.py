@@ -19,17 +19,18 @@ from prunekit.commands.files import (
     misfits_option,
     other_option,
     other_options,
+    pattern_option,
     pattern_options,
     read_examples,
     showing_progress,
     write_model,
 )
 from prunekit.commands.output import print_json, print_sections
-from prunekit.options import json_option
-from prunekit.sparsity.shorthands import Rounding
+from prunekit.options import AtLeast, json_option, words
+from prunekit.sparsity.shorthands import ActivationBits, Ranges, Rounding
 from prunekit.terminal import load_keras_quietly
 
-_ACTIVATION_BITS = {"8": 8, "16": 16, "float": "float"}
+_ACTIVATION_BITS = {str(bits): bits for bits in get_args(ActivationBits)}
 
 
 @click.command()
@@ -41,42 +42,48 @@ _ACTIVATION_BITS = {"8": 8, "16": 16, "float": "float"}
     required=True,
     help="The file to write: NAME.tflite, or NAME.keras with int8 layers.",
 )
-@click.option("--keras", metavar="NEW.keras", help="Also write the Keras model whose weights lie on the grids.")
+@click.option("--keras", metavar="NEW.keras", help="Also write the Keras model with the rounded weights as floats.")
 @data_options("Training examples, for the ranges; not needed where tensors stay in floating point")
 @examples_option
 @click.option(
-    "--bits", type=click.IntRange(2, 8), help="Bits of the weights; 2 and 3 take the bytes of 4.  [default: 8]"
+    "--bits",
+    type=AtLeast(2, 8),
+    show_default="8",
+    help="Bits of the weights; 2 and 3 take the bytes of 4.",
 )
 @click.option(
     "--activation-bits",
     type=click.Choice(list(_ACTIVATION_BITS)),
-    help="Bits of the tensors between layers, or float.  [default: 8; float for a .keras file]",
+    show_default="8; float for a .keras file",
+    help="Bits of the tensors between layers; float leaves them in floating point.",
 )
 @click.option(
     "--group-size",
-    type=click.IntRange(1),
-    metavar="N",
+    type=AtLeast(1),
     help="A scale for every N inputs of each output, such as 32; with --activation-bits float.",
 )
 @click.option(
     "--method",
     type=click.Choice(get_args(Rounding)),
     default="auto",
-    help="How weights are rounded; auto: gptq for fewer than 8 bits or with --sparsity.  [default: auto]",
+    help="How weights are rounded; auto: gptq for fewer than 8 bits or with --sparsity.",
 )
-@click.option(
-    "--activation-ranges", default="mse", help="Ranges of tensors: mse, minmax, percentile:0.9999.  [default: mse]"
-)
+@click.option("--activation-ranges", default="mse", metavar="RULE", help=f"Ranges of tensors: {words(Ranges)}.")
 @click.option(
     "--budget",
-    type=click.IntRange(1),
+    type=AtLeast(1),
     metavar="BYTES",
-    help="4 or 8 bits for each weight, so that all fit in so many bytes.",
+    help="Choose 4 or 8 bits for each weight, with the least error, so that all weights fit in so many bytes.",
 )
-@click.option("--sparsity", type=click.FloatRange(0, 1, max_open=True), help="Prunes before the rounding.")
-@click.option("--pattern", default="unstructured", help="Pattern of these zeros, such as 2:4.  [default: unstructured]")
+@click.option(
+    "--sparsity",
+    type=click.FloatRange(0, 1, max_open=True),
+    metavar="FLOAT",
+    help="Fraction of the weights to prune first, in [0, 1).",
+)
+@pattern_option
 @misfits_option("skip", "Layers without integers: skip leaves them in floating point, error refuses MODEL")
-@other_option("equalize=true")
+@other_option("pk.quantize", "equalize=true")
 @click.option(
     "--full-integer",
     is_flag=True,

@@ -12,6 +12,7 @@ import click
 from prunekit.commands.files import (
     Command,
     check_files,
+    criterion_option,
     data_options,
     examples_option,
     force_option,
@@ -19,6 +20,7 @@ from prunekit.commands.files import (
     misfits_option,
     other_option,
     other_options,
+    pattern_option,
     pattern_options,
     read_examples,
     showing_progress,
@@ -26,11 +28,13 @@ from prunekit.commands.files import (
     write_model,
 )
 from prunekit.commands.output import print_json, print_sections
-from prunekit.options import input_shape_option, json_option
+from prunekit.options import AtLeast, input_shape_option, json_option, words
 from prunekit.sparsity.arguments import MEMORY
-from prunekit.sparsity.shorthands import MEASURES, NONZERO, Repair
+from prunekit.sparsity.shorthands import ALLOCATIONS, MEASURES, NONZERO, Approximation, ChannelAllocation, Repair
 from prunekit.terminal import console, load_keras_quietly
 
+# What stands before the file of a scan, as an allocation.
+_SCAN = "sensitivity:"
 _output_option = click.option("-o", "--output", metavar="NEW.keras", required=True, help="The file to write.")
 
 
@@ -38,12 +42,14 @@ def _options_of_a_removal(verb: str, matched: str) -> Callable[[Command], Comman
     """Returns a decorator with the options of commands that remove weights and repair the others."""
     return with_options(
         _output_option,
-        data_options("Training examples, which repair the model"),
+        data_options("Training examples, on which weights are chosen and repaired"),
         examples_option,
         click.option(
             "--repair",
             type=click.Choice(get_args(Repair)),
-            help="How kept weights make up for removed ones.  [default: weights]",
+            show_default="weights with --data or --criterion auto, otherwise none",
+            help="How the rest makes up for what is removed: weights fits the kept weights of each layer to its "
+            "former outputs, outputs a scale and a bias of each output, none nothing.",
         ),
         pattern_options(verb, matched),
         memory_option,
@@ -55,27 +61,29 @@ def _options_of_a_removal(verb: str, matched: str) -> Callable[[Command], Comman
 @click.command()
 @click.argument("model")
 @click.option("--sparsity", type=float, required=True, help="Fraction of the weights to remove, in [0, 1).")
+@criterion_option(once=False)
+@pattern_option
 @click.option(
-    "--criterion",
+    "--allocation",
     default="auto",
-    help="auto, magnitude, output_error, synflow, geometric_median ...  [default: auto]",
+    metavar="NAME",
+    help=f"How the sparsity is shared between weights: {words(ALLOCATIONS)}. {_SCAN}FILE reads the "
+    "sensitivity.json that `prunekit sensitivity` wrote.",
 )
-@click.option(
-    "--pattern", default="unstructured", help="unstructured, 2:4, block:4x1 or channel.  [default: unstructured]"
-)
-@click.option("--allocation", default="auto", help="auto, uniform, global, erk, lamp, layer_error.  [default: auto]")
 @misfits_option("error", "Weights that the pattern does not fit: error refuses MODEL, skip leaves them out")
-@other_option("keep_one=false")
+@other_option("pk.prune", "keep_one=false")
 @_options_of_a_removal("prune", "Layers and weights")
 def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, **options: Any) -> int:
     """Prune a model once, without training.
 
     MODEL is a .keras file; it is not changed. NEW.keras holds the pruned model without its optimizer. The kept weights
     are fitted to what each layer computed before, on --data or else on random signals. To prune while training, to
-    export, or to read other kinds of data, use a recipe: prunekit init."""
+    export, or to read other kinds of data, use a recipe: `prunekit init`."""
     others = other_options(options)
     check_files(model, output, force)
     found, data = _loaded(model, options)
+    if options["allocation"].startswith(_SCAN):
+        options["allocation"] = ALLOCATIONS["sensitivity"].load()(options["allocation"].removeprefix(_SCAN))
     from prunekit.anatomy.records.reports import choices_sections, layer_error_section
     from prunekit.delivery.reports.terminal_report import inspect_table, print_section
     from prunekit.operations.prune import prune as prune_model
@@ -125,22 +133,27 @@ class _Channels(click.ParamType):
 @click.option("--macs", type=float, help="Fraction of the multiply-accumulates to keep.")
 @click.option("--bytes", type=float, help="Fraction of the bytes of the LiteRT file (float32) to keep.")
 @click.option("--latency", type=float, help="Fraction of the file's latency on this machine (one thread) to keep.")
-@click.option("--criterion", default="auto", help="As for prune; mean_activation ... with --data.  [default: auto]")
-@click.option("--allocation", default="auto", help="auto, uniform, per_kind or global.  [default: auto]")
+@criterion_option(once=True)
+@click.option(
+    "--allocation",
+    default="auto",
+    metavar="NAME",
+    help=f"How the removal is shared between layers: auto, {words(ChannelAllocation)}.",
+)
 @click.option(
     "--multiple",
-    type=click.IntRange(1),
+    type=AtLeast(1),
     default=1,
-    help="Rounds the kept channels of each group up to a multiple.  [default: 1]",
+    help="Round the kept channels of each layer up to a multiple of N.",
 )
 @click.option(
     "--approximate",
-    type=click.Choice(["layer_normalization"]),
+    type=click.Choice(get_args(Approximation)),
     multiple=True,
-    help="Also remove channels where that is an approximation. May be repeated.",
+    help="Also remove channels of layer normalizations, which changes their outputs slightly.",
 )
 @input_shape_option
-@other_option("minimum=4")
+@other_option("pk.shrink", "minimum=4")
 @_options_of_a_removal("shrink", "Layers")
 def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) -> int:
     """Remove channels: a smaller, faster model.
@@ -192,8 +205,8 @@ def simplify(model: str, output: str, force: bool, as_json: bool) -> int:
 @click.command()
 @click.argument("model")
 @_output_option
-@click.option("--blocks", type=click.IntRange(1), default=1, help="How many blocks to remove.  [default: 1]")
-@data_options("Training examples", required=True)
+@click.option("--blocks", type=AtLeast(1), default=1, help="How many blocks to remove.")
+@data_options("Training examples, on which outputs are compared", required=True)
 @examples_option
 @pattern_options("remove", "Blocks, or layers in them,")
 @force_option

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from prunekit.commands.output import check_new, make_folder, no_run, print_json, write_new
-from prunekit.options import json_option
+from prunekit.options import SIZE, json_option
 from prunekit.terminal import console
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def report(directory: str, open_page: bool, as_json: bool) -> int:
 
 @click.command()
 @click.argument("directories", metavar="RUN RUN ...", nargs=-1, required=True)
-@click.option("-o", "--output", metavar="FILE.png", help="Write a picture of main metric against size.")
-@click.option("--size", metavar="FORMAT", default="smallest", help="Size to compare, as in sweep.  [default: smallest]")
+@click.option("-o", "--output", metavar="FILE.png", help="Write a picture of the main metric against the size.")
+@click.option("--size", metavar="FORMAT", default="smallest", help=SIZE)
 @click.option("--force", is_flag=True, help="Replace an existing picture.")
 @json_option
 def compare(directories: tuple[str, ...], output: str | None, size: str, force: bool, as_json: bool) -> int:

@@ -11,6 +11,7 @@ import click
 
 from prunekit.commands.output import no_run, noting_new_folder, print_json
 from prunekit.options import (
+    SIZE,
     AtLeast,
     grid_option,
     json_option,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @recipe_argument
-@click.option("-o", "--output", metavar="DIR", help="The run directory.  [default: runs/NAME-OF-RECIPE]")
+@click.option("-o", "--output", metavar="DIR", show_default="runs/RECIPE", help="The run directory.")
 @set_option
 @model_option
 @click.option("--dry-run", is_flag=True, help="Print the plan; train nothing, write nothing.")
@@ -38,14 +39,17 @@ if TYPE_CHECKING:
     metavar="EPOCHS",
     type=AtLeast(1),
     default=1,
-    help="Epochs between checkpoints inside a step.  [default: 1]",
+    help="Epochs between checkpoints inside a step, from which --resume goes on.",
 )
 @trust_option
 @json_option
 def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **options: Any) -> int:
-    """Run a recipe.
+    """Run a recipe: train, prune, quantize, export, report.
 
-    RECIPE is a file, or the name of a built-in recipe such as digits."""
+    RECIPE is a .yaml file, such as `prunekit init` writes, or the name of a built-in recipe: see `prunekit recipes`.
+    The run directory has the final model, the exported files, the report and the recipe as it was run. An existing run
+    is kept unless --force is given; an unfinished one continues with --resume. The exit code is 1 if an expectation of
+    the recipe is not met."""
     from prunekit.recipe.text.loader import load_recipe
 
     model, overrides = options.pop("model"), options.pop("overrides")
@@ -89,20 +93,25 @@ def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **op
 @recipe_argument
 @grid_option
 @set_option
-@click.option("-o", "--output", metavar="DIR", help="Folder of the sweep.  [default: runs/NAME-OF-RECIPE-sweep]")
+@click.option("-o", "--output", metavar="DIR", show_default="runs/RECIPE-sweep", help="Folder of the sweep.")
 @model_option
-@click.option("--jobs", type=AtLeast(1), help="Number of simultaneous points.  [default: 1; with --ray: all that fit]")
+@click.option(
+    "--jobs", type=AtLeast(1), show_default="1; with --ray all that fit", help="How many points run at the same time."
+)
 @click.option("--threads", type=AtLeast(1), help="Compute threads of each point; with --ray, CPUs of each point.")
-@click.option("--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Run on a Ray cluster.")
-@click.option("--gpus", type=click.FloatRange(0), default=0.0, help="With --ray: GPUs of each point.")
-@click.option("--size", metavar="FORMAT", help="Size to compare: that of FORMAT, FORMAT-gzip or weights-gzip.")
+@click.option(
+    "--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Run on a Ray cluster, or on one started here."
+)
+@click.option("--gpus", type=click.FloatRange(0), default=0.0, metavar="N", help="With --ray: GPUs of each point.")
+@click.option("--size", metavar="FORMAT", help=SIZE)
 @click.option("--force", is_flag=True, help="Repeat points that were made with another recipe.")
 @trust_option
 @json_option
 def sweep(recipe: str, over: dict[str, list[Any]], overrides: dict[str, Any], as_json: bool, **options: Any) -> int:
     """Run a recipe at each combination of values.
 
-    RECIPE is a file, or the name of a built-in recipe such as digits. Finished points are not run again. The
+    RECIPE is a .yaml file, or the name of a built-in recipe such as digits. Each combination is a point, with a run
+    directory of its own; a table and a picture compare them. Finished points are not run again. The
     exit code is 1 if a point failed or did not meet an expectation."""
     from prunekit.recipe.text.grid import grid
 
@@ -135,10 +144,10 @@ def sweep(recipe: str, over: dict[str, list[Any]], overrides: dict[str, Any], as
 @trust_option
 @json_option
 def check(recipe: str, with_plan: bool, as_json: bool, **options: Any) -> int:
-    """Check a recipe for errors.
+    """Check a recipe for errors, and show what it would do.
 
-    RECIPE is a file, or the name of a built-in recipe such as digits. The files that the recipe
-    names must exist; no step is run."""
+    RECIPE is a .yaml file, or the name of a built-in recipe such as digits. The files that the recipe names must exist;
+    no step is run. Names of layers and shapes are checked with --plan."""
     from prunekit.recipe.text.loader import RecipeError, load_recipe
     from prunekit.recipe.text.presence import check_named_files
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import click
 
-from prunekit.commands.files import data_options, examples_option, memory_option, misfits_option
+from prunekit.commands.files import (
+    data_options,
+    examples_option,
+    memory_option,
+    misfits_option,
+    pattern_option,
+    pattern_options,
+)
 from prunekit.commands.output import noting_new_folder, print_json
 from prunekit.options import AtLeast, json_option
 from prunekit.terminal import console, load_keras_quietly
@@ -45,35 +52,33 @@ class Numbers(click.ParamType):
     type=Numbers(float, "0.5 or 0.5,0.8"),
     multiple=True,
     metavar="FRACTIONS",
-    help="Sparsities, such as 0.5,0.9. May be repeated.  [default: 0.5,0.7,0.8,0.9,0.95]",
+    show_default="0.5,0.7,0.8,0.9,0.95",
+    help="Sparsities to which each weight is pruned in turn. May be repeated.",
 )
 @click.option(
     "--bits",
     type=Numbers(int, "8 or 4,8"),
     multiple=True,
     metavar="NUMBERS",
-    help="Round weights to so many bits, such as 4,8, and prune none. May be repeated.",
+    help="Round each weight in turn to so many bits, such as 4,8, instead of pruning. May be repeated.",
 )
-@click.option("--criterion", default="magnitude", help="As for prune.  [default: magnitude]")
-@click.option(
-    "--pattern", default="unstructured", help="unstructured, 2:4, block:4x1 or channel.  [default: unstructured]"
-)
-@click.option("--include", multiple=True, metavar="PATTERN", help="Layers and weights to scan. May be repeated.")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Layers and weights to leave. May be repeated.")
+@click.option("--criterion", default="magnitude", metavar="NAME", help="Which weights go, as for prune.")
+@pattern_option
+@pattern_options("scan", "Layers and weights")
 @misfits_option("error", "Weights that the pattern does not fit: error refuses MODEL, skip leaves them out")
 @examples_option
-@click.option("--batch-size", type=AtLeast(1), default=128, help="Examples per batch.  [default: 128]")
+@click.option("--batch-size", type=AtLeast(1), default=128, help="Examples per batch.")
 @memory_option
-@click.option("-o", "--output", metavar="DIR", help="Folder of the scan.  [default: runs/NAME-OF-MODEL-sensitivity]")
+@click.option("-o", "--output", metavar="DIR", show_default="runs/MODEL-sensitivity", help="Folder of the scan.")
 @click.option("--force", is_flag=True, help="Replace a scan of another model, other data or other settings.")
 @json_option
 def sensitivity(model: str, data: str, label: str | None, as_json: bool, **options: Any) -> int:
-    """Measure what the pruning of each weight costs, or its rounding to few bits.
+    """Measure what pruning or rounding each weight costs.
 
     MODEL is a .keras file. One weight at a time is pruned, at each sparsity, or rounded, to each number of bits, and
     the metrics, the loss and the error of the model's outputs are measured on training examples; the model is not
-    changed. An interrupted scan
-    continues when the command is run again."""
+    changed. An interrupted scan continues when the command is run again. `prunekit prune --allocation sensitivity:FILE`
+    reads the scan's sensitivity.json."""
     path = Path(model)
     if not path.is_file():
         raise click.UsageError(f"{model}: no such file.")

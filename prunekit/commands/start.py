@@ -1,38 +1,40 @@
 """The command that writes a first recipe: init."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import get_args
 
 import click
 
+from prunekit.commands.files import data_options, force_option
 from prunekit.commands.output import check_writable, noting_new_folder, print_json
 from prunekit.options import json_option
+from prunekit.sparsity.shorthands import Goal
 from prunekit.terminal import load_keras_quietly
-
-if TYPE_CHECKING:
-    from prunekit.recipe.start.starting_steps import Goal
 
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--data", metavar="DATA", help="digits, diabetes or fashion-mnist; a .csv or .npz file; a folder.")
-@click.option("--label", metavar="COLUMN", help="The column or part that holds the labels.")
-@click.option("--goal", type=click.Choice(["phone", "microcontroller", "server"]), help="Where the model will run.")
-@click.option("-o", "--output", metavar="FILE.yaml", default="recipe.yaml", help="The recipe.  [default: recipe.yaml]")
-@click.option("--force", is_flag=True, help="Replace an existing file.")
+@data_options("Examples for training and test")
+@click.option("--goal", type=click.Choice(get_args(Goal)), help="Where the model will run.")
+@click.option("-o", "--output", metavar="FILE.yaml", default="recipe.yaml", help="The recipe to write.")
+@force_option
 @json_option
 def init(
-    model: str | None, data: str | None, label: str | None, goal: "Goal | None", output: str, force: bool, as_json: bool
+    model: str | None, data: str | None, label: str | None, goal: Goal | None, output: str, force: bool, as_json: bool
 ) -> int:
     """Write a recipe to start from.
 
-    MODEL is a .keras file, a built-in model such as digits-cnn, or a model of keras.applications such as MobileNetV2.
-    The recipe prunes that model on DATA, a folder holding images in one folder for each class, or a data set that
-    tf.data.Dataset.save wrote. Without DATA, the recipe prunes a file once, without training. Without MODEL, the model
-    for a folder of images is MobileNetV2, which is trained from the start.
+    The recipe is a commented .yaml file: change it, look at its plan with `prunekit check FILE.yaml --plan`, and run it
+    with `prunekit compress FILE.yaml`. With DATA it prunes MODEL while it trains, exports and quantizes it, and states
+    what must hold at the end; without DATA it prunes MODEL once, without training.
 
-    With --goal the recipe has the steps that pay there: removed channels, zeros and 8-bit integers for a phone; removed
-    channels and nothing but 8-bit integers for a microcontroller; half of the arithmetic for a server."""
+    MODEL is a .keras file; a built-in model such as digits-cnn; or, for a folder of images, a model of
+    keras.applications such as MobileNetV2, which is trained from the start. Without MODEL, one is taken that fits
+    built-in data or images; without MODEL and DATA, the recipe is about digits.
+
+    With --goal the recipe has the steps that pay there: for a phone, channels are removed, weights pruned and rounded
+    to 8-bit integers; for a microcontroller, channels are removed and everything becomes 8-bit integers; for a server,
+    half of the multiply-accumulates go."""
     target = Path(output)
     if target.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"a recipe is a .yaml file. Received: -o {output}.")

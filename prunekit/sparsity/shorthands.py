@@ -18,6 +18,13 @@ Reduction = Literal["mean", "sum", "max"]
 ChannelAllocation = Literal["uniform", "per_kind", "global"]
 Rounding = Literal["auto", "nearest", "gptq", "awq"]
 ActivationBits = Literal[8, 16, "float"]
+Ranges = Literal["minmax", "mse", "percentile:0.9999"]
+Approximation = Literal["layer_normalization"]
+ExportFormat = Literal[
+    "keras", "litert", "litert-sparse", "litert-float16", "litert-float16-sparse", "litert-dynamic-int8"
+]
+# Where a model will run.
+Goal = Literal["phone", "microcontroller", "server"]
 # Sizes of a model that are calculated, and those that are measured on LiteRT files.
 CALCULATED, MEASURED = ("channels", "parameters", "macs"), ("bytes", "latency")
 MEASURES = (*CALCULATED, *MEASURED)

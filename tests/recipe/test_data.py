@@ -124,7 +124,7 @@ def test_an_npz_without_the_array_is_refused_with_the_names_it_has(tmp_path):
     np.savez(tmp_path / "arrays.npz", images=np.ones(3))
     with pytest.raises(
         RecipeError,
-        match="no arrays of training examples under usual names such as x and y; it has 'images'.*Name them.* several inputs are a mapping",
+        match="under usual names such as x and y; it has 'images'.*Name them.* several inputs are a mapping",
     ):
         load_data(DataSource(npz=str(tmp_path / "arrays.npz")), seed=0)
 

@@ -8,10 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from prunekit.delivery.reports.rows import INTEGERS, names_integers
 from prunekit.recipe.settings.fields import Count, Fraction, Listed, Name, Settings, refusal, shown, unit_interval
 from prunekit.recipe.settings.step_base import Bounds, StepSettings
-
-ExportFormat: TypeAlias = Literal[
-    "keras", "litert", "litert-sparse", "litert-float16", "litert-float16-sparse", "litert-dynamic-int8"
-]
+from prunekit.sparsity.shorthands import ExportFormat
 
 
 def _format(value: Any) -> Any:

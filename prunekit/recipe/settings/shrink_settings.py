@@ -27,6 +27,7 @@ from prunekit.sparsity.shorthands import (
     CRITERIA,
     MEASURES,
     NONZERO,
+    Approximation,
     ChannelAllocation,
     Reduction,
     Repair,
@@ -82,7 +83,7 @@ class Shrink(StepSettings):
     multiple: Count = 1
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
-    approximate: Annotated[tuple[Literal["layer_normalization"], ...], Words] = ()
+    approximate: Annotated[tuple[Approximation, ...], Words] = ()
     examples: Count | None = None
     repair: Repair | None = None
     memory: Memory = MEMORY

@@ -21,10 +21,11 @@ from prunekit.recipe.settings.applications import applications
 from prunekit.recipe.settings.data_source import DataSource
 from prunekit.recipe.settings.schema import VERSION
 from prunekit.recipe.settings.sources import ModelSource
-from prunekit.recipe.start.starting_steps import Goal, starting_steps, steps_without_data, text_of, variables_of
+from prunekit.recipe.start.starting_steps import starting_steps, steps_without_data, text_of, variables_of
 from prunekit.recipe.state.compile_settings import are_logits, output_names, reason_of
 from prunekit.recipe.state.models import MODELS, build_model
 from prunekit.recipe.text.loader import RecipeError, load_recipe
+from prunekit.sparsity.shorthands import Goal
 from prunekit.suggestions import did_you_mean
 
 BUILTIN_DATA = ("digits", "diabetes", "fashion-mnist")

@@ -4,7 +4,7 @@ import glob
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 import keras
 import yaml
@@ -13,10 +13,10 @@ from prunekit.anatomy.channels.channels import find_channels
 from prunekit.anatomy.layers.targets import find_targets
 from prunekit.core.runtime import backend
 from prunekit.recipe.text.loader import RecipeError
+from prunekit.sparsity.shorthands import Goal
 from prunekit.techniques.quantize.after_training import planned_quantization
 from prunekit.techniques.quantize.options import QuantizationOptions
 
-Goal: TypeAlias = Literal["phone", "microcontroller", "server"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
 _EPOCHS, _FINETUNE = 6, 2
 

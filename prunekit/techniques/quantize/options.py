@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, cast, get_args
 from prunekit.sparsity.arguments import whole
 from prunekit.sparsity.patterns import Pattern, get_pattern
 from prunekit.sparsity.reconstruction import DAMPING
-from prunekit.sparsity.shorthands import ActivationBits, Misfits, PatternName, Rounding
+from prunekit.sparsity.shorthands import ActivationBits, Misfits, PatternName, Ranges, Rounding
 from prunekit.suggestions import did_you_mean
 from prunekit.techniques.quantize.grids.grids import IntegerFormat
 from prunekit.techniques.quantize.grids.ranges import MeanSquaredError, MinMax, Percentile, RangeRule
@@ -21,8 +21,8 @@ FORMER = {"weights": "bits", "activations": "activation_bits", "candidates": "bi
 # Bits of all weights, or by patterns.
 Bits = int | Mapping[str, int | Literal["float"]]
 METHODS = get_args(Rounding)
-RangeName = Literal["minmax", "mse", "percentile:0.9999"] | str
-RULES = ("minmax", "mse", "percentile:0.9999")
+RangeName = Ranges | str
+RULES = get_args(Ranges)
 # Scales of 32 bits for fewer inputs would be more than two bits for each weight.
 SMALLEST_GROUP = 16
 
