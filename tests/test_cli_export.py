@@ -80,7 +80,8 @@ def test_several_inputs_stand_under_their_names(run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-o", "new"], "a folder needs --format, such as --format litert. Received: none."),
+        (["-o", "new"], "a folder needs --format, such as --format litert; a file ends with .tflite or .keras."),
+        (["-o", "new.onnx"], "a file ends with .tflite or .keras. Received: -o new.onnx."),
         (["-o", "new.tflite", "--format", "keras"], "new.tflite is no file of the format keras."),
         (["-o", "new.keras", "--format", "litert"], "new.keras is no file of the format litert."),
         (["-o", "new.tflite", "--format", "litert", "--format", "keras"], "new.tflite names one file. Received: 2 "),

@@ -3,11 +3,9 @@
 Keras and its backend are imported inside the command: --help starts fast.
 """
 
-from pathlib import Path
-
 import click
 
-from prunekit.commands.files import data_options
+from prunekit.commands.files import check_model, data_options
 from prunekit.commands.output import print_json
 from prunekit.options import AtLeast, json_option
 from prunekit.terminal import load_keras_quietly
@@ -32,8 +30,7 @@ def evaluate(model: str, data: str, label: str | None, like: str | None, batch_s
     if like is not None and (model.endswith(".keras") or not like.endswith(".keras")):
         raise click.UsageError(f"--like takes the .keras file of a .tflite MODEL. Received: {like!r} for {model!r}.")
     for path in (model, *([] if like is None else [like])):
-        if not Path(path).is_file():
-            raise click.UsageError(f"{path}: no such file.")
+        check_model(path)
     load_keras_quietly()
     from prunekit.recipe.start.named_evaluation import evaluate_named
 

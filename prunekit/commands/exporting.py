@@ -83,7 +83,10 @@ def _check_options(output: str, formats: tuple[str, ...], options: dict[str, Any
             raise click.UsageError(f"{output} is no file of the format {formats[0]}. Leave --format out, or rename it.")
         return
     if not formats:
-        raise click.UsageError("a folder needs --format, such as --format litert. Received: none.")
+        raise click.UsageError(
+            "a folder needs --format, such as --format litert; a file ends with .tflite or .keras. Received: "
+            f"-o {output}."
+        )
     if Path(output).is_file():
         raise click.UsageError(f"-o takes a folder, or the name of a .tflite or .keras file. Received: {output!r}.")
     check_writable(output, folder=True)

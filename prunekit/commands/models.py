@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from prunekit.commands.files import check_model
 from prunekit.commands.output import noting_new_folder, print_json, print_sections
 from prunekit.options import input_shape_option, json_option
 from prunekit.terminal import console, load_keras_quietly
@@ -25,8 +26,7 @@ def inspect(model: str, groups: bool, inputs: Any, as_json: bool) -> int:
     MODEL is a .keras file. The table has zeros, pattern, multiplications and bytes of each weight. The multiplications
     of a model whose inputs have no fixed size need --input-shape. With --groups, one table has the channels that can
     be removed together, with the weights that shrink, and another one the channels that stay, with the reasons."""
-    if not Path(model).is_file():
-        raise click.UsageError(f"{model}: no such file.")
+    check_model(model)
     if groups and inputs is not None:
         raise click.UsageError("--groups reads no example inputs. Leave out --input-shape.")
     load_keras_quietly()

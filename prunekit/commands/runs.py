@@ -50,7 +50,7 @@ def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **op
     The run directory has the final model, the exported files, the report and the recipe as it was run. An existing run
     is kept unless --force is given; an unfinished one continues with --resume. The exit code is 1 if an expectation of
     the recipe is not met."""
-    from prunekit.recipe.text.loader import load_recipe
+    from prunekit.recipe.text.loader import load_recipe, located
 
     model, overrides = options.pop("model"), options.pop("overrides")
     if dry_run:
@@ -64,7 +64,7 @@ def compress(recipe: str, output: str | None, dry_run: bool, as_json: bool, **op
 
     directory = os.path.join("runs", loaded.name) if output is None else output
     failure: runner.ExpectationError | None = None
-    with noting_new_folder(Path(directory).parent), Display() as display:
+    with noting_new_folder(Path(directory).parent), located(recipe), Display() as display:
         try:
             result = runner.compress(loaded, model, None, directory, progress=display, **options)
         except runner.ExpectationError as error:
@@ -214,14 +214,15 @@ def _check_model(recipe: "Recipe", model: str | None) -> None:
 
 
 def _print_plan(recipe: str, as_json: bool, overrides: dict[str, Any], model: str | None, trust: bool) -> int:
-    from prunekit.recipe.text.loader import load_recipe
+    from prunekit.recipe.text.loader import load_recipe, located
 
     loaded = load_recipe(recipe, overrides)
     _check_model(loaded, model)
     load_keras_quietly()
     from prunekit.recipe.run import runner
 
-    plan = runner.plan(loaded, model, None, trust=trust)
+    with located(recipe):
+        plan = runner.plan(loaded, model, None, trust=trust)
     if as_json:
         print_json(plan.to_dict())
     else:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from prunekit.commands.files import (
+    check_model,
     data_options,
     examples_option,
     memory_option,
@@ -79,16 +80,14 @@ def sensitivity(model: str, data: str, label: str | None, as_json: bool, **optio
     the metrics, the loss and the error of the model's outputs are measured on training examples; the model is not
     changed. An interrupted scan continues when the command is run again. `prunekit prune --allocation sensitivity:FILE`
     reads the scan's sensitivity.json."""
-    path = Path(model)
-    if not path.is_file():
-        raise click.UsageError(f"{model}: no such file.")
+    check_model(model)
     load_keras_quietly()
     from prunekit.delivery.reports.terminal_report import print_section
     from prunekit.operations.sensitivity import PICTURE
     from prunekit.recipe.start.named_scan import scan_named
 
     folder = options.pop("output")
-    folder = str(Path("runs", f"{path.stem}-sensitivity")) if folder is None else folder
+    folder = str(Path("runs", f"{Path(model).stem}-sensitivity")) if folder is None else folder
     levels, bits = ([level for given in options.pop(name) for level in given] for name in ("sparsity", "bits"))
     with noting_new_folder(Path(folder)):
         report = scan_named(

@@ -33,6 +33,7 @@ def test_overrides_replace_variables(load):
     ("old", "new", "line", "column", "message"),
     [
         ("version: 1", "version: 2", 1, 10, "version: this prunekit reads recipes of version 1. Received: 2"),
+        ("version: 1", "version: 1.0", 1, 10, r"version: this prunekit reads recipes of version 1. Received: 1\.0\."),
         ("version: 1\n", "", 1, 1, "'version' is missing"),
         ("seed: 7", "sede: 7", 3, 1, "unknown key 'sede'. Did you mean 'seed'"),
         ("seed: 7", "seed: 7.5", 3, 7, "seed: expected a whole number. Received: 7.5"),
@@ -68,6 +69,7 @@ def test_overrides_replace_variables(load):
         ('"*logits*"', '"re:["', 16, 17, "is not a regular expression"),
         ("- litert", "- litret", 20, 11, "Did you mean 'litert'"),
         ("- litert", "- litert-int8", 20, 11, "needs data for its ranges: pk.quantize"),
+        ("- litert", "- litert\n  -export:", 21, 3, "check its indentation, and the space after '-'"),
         ("- litert", "- keras", 20, 11, "format 'keras' is listed twice"),
         (
             "metrics: {accuracy: {min: 0.96}}",

@@ -79,6 +79,10 @@ REFUSED = {
     "bad regular expression": (recipe(one_shot(include=["re:("])), r"include\[0\]: 're:\(' is not a regular expr"),
     "empty pattern": (recipe(one_shot(exclude=[""])), r"exclude\[0\]: .*an empty pattern"),
     "a number instead of patterns": (recipe(one_shot(exclude=3)), r"exclude: expected a list\. Received: 3"),
+    "a word instead of a list": (
+        recipe({"export": {"formats": "litert"}}),
+        r"formats: expected a list\. Received: 'litert'\. Write \[litert\]\.",
+    ),
     "falling finals": (
         recipe(one_shot(0.8), one_shot(0.5)),
         r"steps\[1\]\.prune\.sparsity: pruned weights do not come back: .* to 0\.8\. Received: 0\.5",

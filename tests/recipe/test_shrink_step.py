@@ -88,6 +88,14 @@ def test_mistakes_in_a_recipe_have_line_and_column(tmp_path, run, step, place, m
 
 
 @pytest.mark.one_backend
+@pytest.mark.parametrize("words", ["check r.yaml --plan", "compress r.yaml -o new"])
+def test_mistakes_that_the_model_shows_have_line_and_column(tmp_path, run, words):
+    (tmp_path / "r.yaml").write_text(TEXT.replace("STEP", "shrink: {macs: 0.5, exclude: conv1}"))
+    code, _, error = run(*words.split())
+    assert code == 2 and "error: r.yaml:8:13: steps[2].shrink: " in error and "'conv1' in `exclude` matches no" in error
+
+
+@pytest.mark.one_backend
 def test_check_describes_the_step(tmp_path, run):
     step = "shrink: {macs: 0.5, rounds: 3, epochs_per_round: 2, allocation: global, multiple: 8, exclude: [conv_1]}"
     (tmp_path / "r.yaml").write_text(TEXT.replace("STEP", step))

@@ -223,7 +223,9 @@ def _check_version(document: Document) -> None:
         document.fail(f"'version' is missing: add 'version: {VERSION}' at the top.")
     version = data["version"]
     if type(version) is not int or version != VERSION:
-        document.fail(f"this prunekit reads recipes of version {VERSION}. Received: {shown(version)}.", ("version",))
+        document.fail(
+            f"this prunekit reads recipes of version {VERSION}. Received: {_as_written(version)}.", ("version",)
+        )
 
 
 class _Variables:
@@ -407,9 +409,16 @@ def _message(details: Any) -> str:
         valid = _quoted(context["expected"])
         return f"unknown value {shown(received)}.{nearest(str(received), valid)}"
     if kind in _EXPECTED:
-        quotes = " Put it in quotes." if kind == "string_type" and type(received) in (int, float, bool) else ""
-        return f"expected {_EXPECTED[kind]}. Received: {shown(received)}.{quotes}"
+        remedy = " Put it in quotes." if kind == "string_type" and type(received) in (int, float, bool) else ""
+        if kind in ("tuple_type", "list_type") and isinstance(received, str):
+            remedy = f" Write [{shortened(received)}]."
+        return f"expected {_EXPECTED[kind]}. Received: {_as_written(received)}.{remedy}"
     return f"{details['msg'][:1].lower()}{details['msg'][1:]}. Received: {shown(received)}."
+
+
+def _as_written(value: Any) -> str:
+    """Returns a value as `shown` does, with the point that tells 1.0 from a whole number."""
+    return repr(value) if isinstance(value, float) else shown(value)
 
 
 def _quoted(text: str) -> list[str]:

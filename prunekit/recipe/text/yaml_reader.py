@@ -239,6 +239,13 @@ def add_kinds(resolver: Any) -> None:
 add_kinds(_Composer)
 
 
+# Part of a problem of PyYAML -> how to solve it.
+_HINTS = {
+    "'\\t'": " (indent with spaces)",
+    "<block end>": " (this line does not go on with the lines above: check its indentation, and the space after '-')",
+}
+
+
 def _compose(text: str, source: str) -> yaml.Node | None:
     composer: _Composer | None = None
     try:
@@ -246,7 +253,7 @@ def _compose(text: str, source: str) -> yaml.Node | None:
         return composer.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        hint = " (indent with spaces)" if "'\\t'" in (error.problem or "") else ""
+        hint = next((hint for part, hint in _HINTS.items() if part in (error.problem or "")), "")
         place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         raise RecipeError(f"{error.problem or error.context or 'not YAML'}{hint}", source, *place) from None
     except yaml.reader.ReaderError as error:
