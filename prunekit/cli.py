@@ -57,13 +57,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else "", err=True)
         return 2
+    except click.MissingParameter as error:
+        command = error.ctx.command_path if error.ctx else "prunekit"
+        return _mistake(f"{error.format_message()} See {command} --help.")
     except click.ClickException as error:
         return _mistake(error.format_message())
     except (click.Abort, KeyboardInterrupt):
         click.echo("error: interrupted.", err=True)
         return 130
-    except BrokenPipeError:
-        # The reader (`| head`) has closed the pipe; without this, Python reports the error again at exit.
+    except (BrokenPipeError, SystemExit) as error:
+        # click and rich exit with 1, which has another meaning here, where a reader (`| head`) has closed the pipe.
+        if isinstance(error, SystemExit) and error.code != 1:
+            raise
+        # Without this, Python reports the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:

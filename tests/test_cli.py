@@ -165,7 +165,7 @@ def test_no_command_shows_the_help_and_is_a_mistake(run):
     [
         (["frob"], ["frob"]),
         (["--frob"], ["--frob"]),
-        (["check"], ["RECIPE"]),
+        (["check"], ["Missing argument 'RECIPE'. See prunekit check --help."]),
         (["check", "digts"], ["digts: no such file", "Did you mean 'digits'"]),
         (["check", "."], ["a folder, not a recipe"]),
         (["check", "bad.yaml"], ["bad.yaml:2:1: unknown key 'step'. Did you mean 'steps'"]),
@@ -192,6 +192,14 @@ def test_no_command_shows_the_help_and_is_a_mistake(run):
 def test_a_mistake_is_one_line_and_exit_code_2(run, tmp_path, arguments, words):
     (tmp_path / "bad.yaml").write_text("version: 1\nstep: []\n")
     assert_mistake(run(*arguments), *words)
+
+
+def test_a_reader_that_closes_its_pipe_is_no_failure_of_an_expectation():
+    command = [sys.executable, "-m", "prunekit", "recipes", "digits"]
+    done = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    done.stdout.close()
+    assert (done.stderr.read(), done.wait(timeout=60)) == (b"", 141)
+    done.stderr.close()
 
 
 def test_commands_that_need_a_finished_run_name_the_unfinished_one(run, tmp_path):
