@@ -116,6 +116,18 @@ class TestPrune:
         missing = run("prune", stored, "--sparsity", "0.8", "--allocation", "sensitivity", "-o", "other.keras")
         assert_mistake(missing, "Expected the file of a scan (sensitivity.json, written by prunekit sensitivity)")
 
+    def test_an_interrupted_scan_says_that_it_continues(self, run, stored, monkeypatch):
+        def interrupted(*_, **__):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("prunekit.recipe.start.named_scan.scan_named", interrupted)
+        words = ("sensitivity", stored, "--data", "d.npz", "-o", "scan")
+        assert "continues" not in run(*words)[2]
+        Path("scan").mkdir()
+        Path("scan/sensitivity.json").touch()
+        code, _, err = run(*words)
+        assert code == 130 and "The finished weights are kept in scan: the same command continues." in err
+
     def test_the_help_lists_all_words_of_an_option(self, run):
         text = " ".join(run("prune", "--help")[1].split())
         assert ", ".join(shorthands.ALLOCATIONS) in text

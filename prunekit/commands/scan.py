@@ -83,17 +83,20 @@ def sensitivity(model: str, data: str, label: str | None, as_json: bool, **optio
     check_model(model)
     load_keras_quietly()
     from prunekit.delivery.reports.terminal_report import print_section
-    from prunekit.operations.sensitivity import PICTURE
+    from prunekit.operations.sensitivity import PICTURE, TABLE
     from prunekit.recipe.start.named_scan import scan_named
 
     folder = options.pop("output")
     folder = str(Path("runs", f"{Path(model).stem}-sensitivity")) if folder is None else folder
     levels, bits = ([level for given in options.pop(name) for level in given] for name in ("sparsity", "bits"))
-    with noting_new_folder(Path(folder)):
-        report = scan_named(
-            model, data, label, progress=_say, output=folder, sparsity=levels or None, bits=bits or None,
-            **options,
-        )  # fmt: skip
+    settings = {**options, "sparsity": levels or None, "bits": bits or None}
+    try:
+        with noting_new_folder(Path(folder)):
+            report = scan_named(model, data, label, progress=_say, output=folder, **settings)
+    except KeyboardInterrupt:
+        if Path(folder, TABLE).is_file():
+            click.echo(f"The finished weights are kept in {folder}: the same command continues.", err=True, nl=False)
+        raise
     if as_json:
         print_json(report.to_dict())
         return 0
