@@ -1,5 +1,6 @@
 """Defines the arguments and options that several commands share."""
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 import click
@@ -15,6 +16,22 @@ class AtLeast(click.IntRange):
     def get_metavar(self, *_: Any, **__: Any) -> str:
         """Returns what stands for the number in the help."""
         return "N"
+
+
+class Parsed(click.ParamType):
+    """What a function makes of the text; its ValueError is a mistake of the option."""
+
+    name = "value"
+
+    def __init__(self, read: Callable[[str], Any]):
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns what the text means; a default is returned unchanged."""
+        try:
+            return self._read(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 def words(choices: Any) -> str:

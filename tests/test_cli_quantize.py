@@ -192,7 +192,7 @@ def test_weights_alone_need_no_data(run, stored):
     model = stored / "net.keras"
     code, out, err = run("quantize", model, "-o", "new.keras", "--bits", "4", "--json")
     assert (code, err) == (0, "") and json.loads(out)["report"]["method"] == "gptq"
-    assert_mistake(run("quantize", model, "-o", "other.keras", "--label", "y"), "'--data': --label needs it")
+    assert_mistake(run("quantize", model, "-o", "other.keras", "--label", "y"), "--label needs --data.")
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,17 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from prunekit.commands.output import check_new, note_new_folder
-from prunekit.options import AtLeast, assignments, words
+from prunekit.options import AtLeast, Parsed, assignments, words
 from prunekit.sparsity.arguments import MEMORY, number_of_bytes
 from prunekit.sparsity.shorthands import CRITERIA, PATTERNS, Misfits, sources_of
+from prunekit.terminal import load_keras_quietly, with_time_left
 
 Command = Callable[..., Any]
 
@@ -35,22 +37,9 @@ examples_option = click.option(
 )
 
 
-class Bytes(click.ParamType):
-    """A number of bytes: 1e9, 500MB or 1GB."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Returns the number of bytes."""
-        try:
-            return number_of_bytes("--memory", value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 memory_option = click.option(
     "--memory",
-    type=Bytes(),
+    type=Parsed(partial(number_of_bytes, "--memory")),
     default=MEMORY,
     metavar="BYTES",
     show_default=f"{MEMORY / 1e9:g}GB",
@@ -145,27 +134,34 @@ def data_options(purpose: str, required: bool = False) -> Callable[[Command], Co
     )
 
 
-def read_examples(name: str, label: str | None, count: int, model: Any) -> Any:
-    """Returns training examples for a model, drawn at random with seed 0."""
+def loaded(model: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Returns a model, not compiled, and training examples drawn with seed 0, or None; takes their options out."""
+    name, label, count = (options.pop(option) for option in ("data", "label", "examples"))
+    if label is not None and name is None:
+        raise click.UsageError("--label needs --data.")
+    load_keras_quietly()
+    from prunekit.anatomy.files.model_files import load_model
     from prunekit.anatomy.graph.example_inputs import input_names
     from prunekit.recipe.datasets.data import training_examples
     from prunekit.recipe.start.starting_recipe import named_source
 
-    return training_examples(named_source(name, label, model), count, input_names(model))
+    found = load_model(model, compile=False)
+    return found, None if name is None else training_examples(
+        named_source(name, label, found), count, input_names(found)
+    )
 
 
 @contextlib.contextmanager
-def showing_progress(verb: str, shown: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """Yields a function that shows how much is done, and the time left, if standard error is a terminal and `shown`."""
+def showing_progress(verb: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Yields a function that shows how much is done, and the time left, if standard error is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from prunekit.recipe.state.progress import TimeLeft
-    from prunekit.terminal import with_time_left
 
     errors = Console(stderr=True)
     columns = (TextColumn("{task.fields[verb]}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=errors, transient=True, disable=not (shown and errors.is_terminal)) as bar:
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("", total=None, verb=verb)
         left = TimeLeft()
 

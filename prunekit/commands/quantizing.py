@@ -15,20 +15,19 @@ from prunekit.commands.files import (
     data_options,
     examples_option,
     force_option,
+    loaded,
     memory_option,
     misfits_option,
     other_option,
     other_options,
     pattern_option,
     pattern_options,
-    read_examples,
     showing_progress,
     write_model,
 )
 from prunekit.commands.output import print_json, print_sections
 from prunekit.options import AtLeast, json_option, words
 from prunekit.sparsity.shorthands import ActivationBits, Ranges, Rounding
-from prunekit.terminal import load_keras_quietly
 
 _ACTIVATION_BITS = {str(bits): bits for bits in get_args(ActivationBits)}
 
@@ -101,9 +100,6 @@ def quantize(  # noqa: PLR0913
     model: str,
     output: str,
     keras: str | None,
-    data: str | None,
-    label: str | None,
-    examples: int,
     bits: int | None,
     budget: int | None,
     activation_bits: str | None,
@@ -128,9 +124,10 @@ def quantize(  # noqa: PLR0913
         "--sparse": sparse,
         "--uint8-io": uint8_io,
     }
-    if data is None and (activation_bits != "float" or label is not None):
-        reason = "--label needs it" if label is not None else "ranges of tensors are chosen from examples"
-        raise click.UsageError(f"Missing option '--data': {reason}. Or pass --activation-bits float.")
+    if options["data"] is None and activation_bits != "float":
+        raise click.UsageError(
+            "Missing option '--data': ranges of tensors are chosen from examples. Or pass --activation-bits float."
+        )
     if budget is not None and bits is not None:
         raise click.UsageError("--budget chooses the bits of each weight. Leave --bits out.")
     _check_format(
@@ -138,21 +135,18 @@ def quantize(  # noqa: PLR0913
     )
     _check_names(model, output, keras, force)
     options |= {"activation_bits": _ACTIVATION_BITS[activation_bits], **others}
-    load_keras_quietly()
-    from prunekit.anatomy.files.model_files import load_model
+    found, data = loaded(model, options)
     from prunekit.delivery.integers.integer_report import IntegerExportError
     from prunekit.operations.choose_bits import choose_bits
     from prunekit.operations.quantize import quantize as quantize_model
 
-    found = load_model(model, compile=False)
-    given = None if data is None else read_examples(data, label, examples, found)
     choice = None
     if budget is not None:
-        with showing_progress("Measured", shown=True) as progress:
-            choice = choose_bits(found, given, budget=budget, progress=progress, **options)
+        with showing_progress("Measured") as progress:
+            choice = choose_bits(found, data, budget=budget, progress=progress, **options)
     chosen_bits = (bits or 8) if choice is None else choice.bits
-    with showing_progress("Quantized", shown=True) as progress:
-        done = quantize_model(found, given, progress=progress, bits=chosen_bits, **options)
+    with showing_progress("Quantized") as progress:
+        done = quantize_model(found, data, progress=progress, bits=chosen_bits, **options)
     kinds = "uint8" if uint8_io else ("inputs", "outputs") if integer_io else ()
     try:
         exported = done.export(output, integer_io=kinds, sparse=sparse)

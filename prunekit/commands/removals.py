@@ -16,19 +16,19 @@ from prunekit.commands.files import (
     data_options,
     examples_option,
     force_option,
+    loaded,
     memory_option,
     misfits_option,
     other_option,
     other_options,
     pattern_option,
     pattern_options,
-    read_examples,
     showing_progress,
     with_options,
     write_model,
 )
 from prunekit.commands.output import print_json, print_sections
-from prunekit.options import AtLeast, input_shape_option, json_option, words
+from prunekit.options import AtLeast, Parsed, input_shape_option, json_option, words
 from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.shorthands import ALLOCATIONS, MEASURES, NONZERO, Approximation, ChannelAllocation, Repair
 from prunekit.terminal import console, load_keras_quietly
@@ -81,14 +81,14 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
     export, or to read other kinds of data, use a recipe: `prunekit init`."""
     others = other_options(options)
     check_files(model, output, force)
-    found, data = _loaded(model, options)
+    found, data = loaded(model, options)
     if options["allocation"].startswith(_SCAN):
         options["allocation"] = ALLOCATIONS["sensitivity"].load()(options["allocation"].removeprefix(_SCAN))
     from prunekit.anatomy.records.reports import choices_sections, layer_error_section
     from prunekit.delivery.reports.terminal_report import inspect_table, print_section
     from prunekit.operations.prune import prune as prune_model
 
-    with showing_progress("Pruned", shown=True) as progress:
+    with showing_progress("Pruned") as progress:
         done = prune_model(found, sparsity, data, progress=progress, **options, **others)
     write_model(found, Path(output))
     if as_json:
@@ -102,30 +102,23 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
         print_section(section, console())
     for note in done.notes:
         click.echo(f"note: {note}", err=True)
-    click.echo(f"Sparsity {done.target_sparsity:.4f} in {len(done.targets)} weights. Written to {output}")
+    click.echo(f"\nSparsity {done.target_sparsity:.4f} in {len(done.targets)} weights. Written to {output}")
     return 0
 
 
-class _Channels(click.ParamType):
-    """The share of the channels to keep, or "nonzero"."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
-        """Returns the number, or the word."""
-        if value == NONZERO or isinstance(value, float):
-            return value
-        try:
-            return float(value)
-        except ValueError:
-            self.fail(f"expected a number such as 0.5, or {NONZERO}. Received: {value!r}.", param, ctx)
+def _channels(text: str) -> float | str:
+    """Returns the share of the channels to keep, or "nonzero"."""
+    try:
+        return text if text == NONZERO else float(text)
+    except ValueError:
+        raise ValueError(f"expected a number such as 0.5, or {NONZERO}. Received: {text!r}.") from None
 
 
 @click.command()
 @click.argument("model")
 @click.option(
     "--channels",
-    type=_Channels(),
+    type=Parsed(_channels),
     metavar="FLOAT|nonzero",
     help="Fraction of the removable channels to keep, in (0, 1]; nonzero removes those whose kernels are zero.",
 )
@@ -173,12 +166,12 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
     if nonzero:
         _check_nonzero(options)
     check_files(model, output, force)
-    found, data = _loaded(model, options)
+    found, data = loaded(model, options)
     if nonzero:
         options = {name: options[name] for name in ("multiple", "include", "exclude", "approximate")}
     from prunekit.operations.shrink import shrink as shrink_model
 
-    with showing_progress("Shrinking", shown=True) as progress:
+    with showing_progress("Shrinking") as progress:
         smaller, report = shrink_model(found, data=data, progress=progress, **asked, **options, **others)
     return _written(smaller, report, output, as_json)
 
@@ -218,15 +211,11 @@ def remove_blocks(model: str, output: str, blocks: int, force: bool, as_json: bo
     is not changed. In every round each block is bypassed on the data in turn. NEW.keras holds the model with fewer
     layers, without its optimizer; train it again afterwards."""
     check_files(model, output, force)
-    load_keras_quietly()
-    from prunekit.anatomy.files.model_files import load_model
+    found, data = loaded(model, options)
     from prunekit.operations.remove_blocks import remove_blocks as remove_blocks_of
 
-    found = load_model(model, compile=False)
-    data, label, examples = (options.pop(name) for name in ("data", "label", "examples"))
-    given = read_examples(data, label, examples, found)
-    with showing_progress("Ranking", shown=True) as progress:
-        smaller, report = remove_blocks_of(found, blocks, given, progress=progress, **options)
+    with showing_progress("Ranking") as progress:
+        smaller, report = remove_blocks_of(found, blocks, data, progress=progress, **options)
     return _written(smaller, report, output, as_json)
 
 
@@ -252,15 +241,3 @@ def _check_nonzero(options: Mapping[str, Any]) -> None:
             f"--channels {NONZERO} removes the channels whose kernels are zero. Received: {', '.join(given)}, which "
             "would have no effect."
         )
-
-
-def _loaded(model: str, options: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns the model, not compiled, and training examples or None; takes the options of the data out."""
-    name, label, examples = (options.pop(name) for name in ("data", "label", "examples"))
-    if label is not None and name is None:
-        raise click.UsageError("--label needs --data.")
-    load_keras_quietly()
-    from prunekit.anatomy.files.model_files import load_model
-
-    found = load_model(model, compile=False)
-    return found, None if name is None else read_examples(name, label, examples, found)

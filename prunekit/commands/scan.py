@@ -3,6 +3,7 @@
 Keras and its backend are imported inside the command: --help starts fast.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +19,20 @@ from prunekit.commands.files import (
     pattern_options,
 )
 from prunekit.commands.output import noting_new_folder, print_json
-from prunekit.options import AtLeast, json_option
+from prunekit.options import AtLeast, Parsed, json_option
 from prunekit.terminal import console, load_keras_quietly
 
 
-class Numbers(click.ParamType):
-    """One number, or several with commas between them.
+def _numbers(kind: Callable[[str], Any], examples: str) -> Parsed:
+    """Returns the type of an option that is one number, or several with commas between them."""
 
-    Args:
-        kind: float or int.
-        examples: Valid texts, for the message.
-    """
-
-    name = "number,number"
-
-    def __init__(self, kind: type, examples: str):
-        self._kind, self._examples = kind, examples
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
-        """Returns the numbers."""
-        if isinstance(value, tuple):
-            return value
+    def read(text: str) -> tuple[Any, ...]:
         try:
-            return tuple(self._kind(text) for text in value.split(","))
+            return tuple(map(kind, text.split(",")))
         except ValueError:
-            self.fail(f"expected numbers such as {self._examples}. Received: {value!r}.", param, ctx)
+            raise ValueError(f"expected numbers such as {examples}. Received: {text!r}.") from None
+
+    return Parsed(read)
 
 
 @click.command()
@@ -50,7 +40,7 @@ class Numbers(click.ParamType):
 @data_options("Training examples to measure on", required=True)
 @click.option(
     "--sparsity",
-    type=Numbers(float, "0.5 or 0.5,0.8"),
+    type=_numbers(float, "0.5 or 0.5,0.8"),
     multiple=True,
     metavar="FRACTIONS",
     show_default="0.5,0.7,0.8,0.9,0.95",
@@ -58,7 +48,7 @@ class Numbers(click.ParamType):
 )
 @click.option(
     "--bits",
-    type=Numbers(int, "8 or 4,8"),
+    type=_numbers(int, "8 or 4,8"),
     multiple=True,
     metavar="NUMBERS",
     help="Round each weight in turn to so many bits, such as 4,8, instead of pruning. May be repeated.",
