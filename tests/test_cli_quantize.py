@@ -281,13 +281,15 @@ def test_a_model_may_have_an_attribute_of_its_own_that_is_called_inputs(run, tmp
     import keras
     import numpy as np
 
-    from prunekit.commands.files import read_examples
+    from prunekit.anatomy.graph.example_inputs import input_names
+    from prunekit.recipe.datasets.data import training_examples
+    from prunekit.recipe.start.starting_recipe import named_source
 
     class Own(keras.Model):
         inputs = (3, 4)
 
     np.savez("own.npz", x_train=np.zeros((20, 4), "float32"), y_train=np.zeros(20))
-    images, _ = read_examples("own.npz", None, 10, Own())
+    images, _ = training_examples(named_source("own.npz", None, Own()), 10, input_names(Own()))
     assert images.shape == (10, 4)
 
 

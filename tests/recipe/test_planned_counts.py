@@ -81,11 +81,12 @@ def test_the_plan_is_printed_with_the_limits(pairs):
 @pytest.mark.parametrize(
     ("updates", "line"),
     [
-        (40, "40 mask updates, at step (sparsity): " + ", ".join(f"{at} (0.6)" for at in range(40))),
+        (1, "1 mask update, at step (sparsity): 0 (0.6)"),
+        (12, "12 mask updates, at step (sparsity): " + ", ".join(f"{at} (0.6)" for at in range(12))),
         (
             2_500,
             "2,500 mask updates, at step (sparsity): "
-            + ", ".join([f"{at} (0.6)" for at in range(20)] + ["..."] + [f"{at} (0.6)" for at in range(2480, 2500)]),
+            + ", ".join([f"{at} (0.6)" for at in range(6)] + ["..."] + [f"{at} (0.6)" for at in range(2494, 2500)]),
         ),
     ],
 )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # More mask updates than these are not listed one by one.
-LISTED_UPDATES = 40
+LISTED_UPDATES = 12
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _mask_updates(pruning: Sequence[tuple[int, float]]) -> str:
     updates = [f"{at} ({asked:.4g})" for at, asked in pruning]
     if len(updates) > LISTED_UPDATES:
         updates = [*updates[: LISTED_UPDATES // 2], "...", *updates[-LISTED_UPDATES // 2 :]]
-    return f"{count(len(pruning))} mask updates, at step (sparsity): {', '.join(updates)}"
+    return f"{count(len(pruning))} mask update{'s' * (len(pruning) > 1)}, at step (sparsity): {', '.join(updates)}"
 
 
 def _limits(target: PlannedTarget) -> str:
