@@ -294,8 +294,8 @@ def test_an_unknown_format_of_integers_is_answered_with_the_way_to_integers(tmp_
     ("name", "formats", "format"),
     [
         ("new/net.keras", [], "keras"),
-        ("net.tflite", [], "litert"),
-        ("net.tflite", ["litert-float16"], "litert-float16"),
+        pytest.param("net.tflite", [], "litert", marks=tensorflow_only),
+        pytest.param("net.tflite", ["litert-float16"], "litert-float16", marks=tensorflow_only),
     ],
 )
 def test_one_file_is_written_where_the_path_names_one(perceptron, tmp_path, name, formats, format):
