@@ -10,7 +10,7 @@ from removed_channels import arrays, difference
 import prunekit as pk
 from prunekit.anatomy.channels.channels import find_channels
 from prunekit.anatomy.layers.targets import find_targets
-from prunekit.techniques.shrink.channels.zero_channels import zero_channels
+from prunekit.techniques.shrink.channels.selection import zero_channels
 
 EXACT = 1e-5
 

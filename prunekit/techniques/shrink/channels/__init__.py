@@ -2,11 +2,10 @@
 
 - `options`: the options of a removal
 - `channel_penalties`: penalties on channels in training
-- `zero_channels`: channels whose kernels are zero
 - `measured_size`: sizes that are measured, such as bytes and latency
 - `budget`: sizes that are calculated
 - `repair`: weights fitted to the former outputs
-- `selection`: importances, order, and how far to go
+- `selection`: importances, order, how far to go, and channels whose kernels are zero
 - `trials`: criterion and allocation by trial, for "auto"
 - `verification`: the smaller model beside one with zeros
 - `optimizer_state`: compile settings and slots carried over
@@ -19,8 +18,8 @@ Design
 Training before a removal. Techniques do not import one another, so what ranks channels and orders their removal lies
 below both: `core/statistics/channel_importance.py`, `anatomy/channels/channel_order.py`,
 `anatomy/channels/weight_entries.py`. The policy `techniques/pruning/policies/channel_groups.py` masks a channel in
-every weight, biases and moving means included, so that it is zero in training as in inference; `zero_channels` of
-`techniques/shrink/` finds such channels by their kernels alone. The two share zeros and no code. Penalties
+every weight, biases and moving means included, so that it is zero in training as in inference; `zero_channels` in
+`selection` finds such channels by their kernels alone. The two share zeros and no code. Penalties
 (`channel_penalties`) are factors applied after each update, through `core/runtime/patching.py`: the proximal operator
 of the group lasso makes exact zeros, which a gradient of the penalty would not, and an adaptive optimizer cannot
 rescale it. A channel's weights are those that compute it: so groups are disjoint, and the operator is exact.
