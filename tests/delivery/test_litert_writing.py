@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tensorflow.lite.tools import flatbuffer_utils
 
+from prunekit.delivery.litert.litert_folding import merge_constants
 from prunekit.delivery.litert.litert_graph import LiteRTGraph
-from prunekit.delivery.litert.litert_merging import merge_constants
 from prunekit.delivery.litert.litert_writing import shortened, written
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -36,10 +36,10 @@ from prunekit.delivery.litert.litert_folding import (
     fold_activations,
     fold_biases,
     fold_normalizations,
+    merge_constants,
     split_results,
 )
 from prunekit.delivery.litert.litert_graph import LiteRTGraph
-from prunekit.delivery.litert.litert_merging import merge_constants
 from prunekit.delivery.litert.litert_reshapes import fix_shapes, merge_reshapes, move_blocks_by_axes
 from prunekit.techniques.quantize.grids.grids import FEW_BITS, Granularity, Grid, IntegerFormat
 from prunekit.techniques.quantize.grids.ranges import narrowest_grid

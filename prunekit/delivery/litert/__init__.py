@@ -11,8 +11,7 @@
 - `sparse_encoding`: LiteRT's sparse arrays
 - `litert_graph`: a file as operations that can be rewritten
 - `litert_reshapes`: reshapes that cancel out
-- `litert_folding`: sums and products with constants
-- `litert_merging`: equal constants
+- `litert_folding`: sums and products with constants, and equal constants
 - `isolated_run`: runs files apart, and compares outputs
 - `latency`: latency on this machine
 - `model_measures`: bytes and latency as targets of `pk.shrink`
@@ -32,7 +31,7 @@ on x86 can show. `xnnpack` therefore repeats XNNPACK's decision on the converted
 Integer files are rewritten on the converter's flatbuffer (`litert_graph`). `litert_writing` packs it so that equal
 vectors are stored once: every kernel and bias has as many zero points as scales, all of them zero, which were a quarter
 of the file of a network with many narrow layers. Equal parameters of tensors and operations are one table, and
-`litert_merging` merges equal biases, lengths and paddings. Names lose the scope that all have, and the metadata in
+`merge_constants` merges equal biases, lengths and paddings. Names lose the scope that all have, and the metadata in
 which the converter describes its own file is left out. `delivery/integers/integer_sparsity.py` encodes kernels of a
 finished file, and `delivery/integers/integer_writing.py` runs both files.
 """

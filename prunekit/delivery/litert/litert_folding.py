@@ -1,4 +1,4 @@
-"""Folds sums and products with constants in a LiteRT file, which the converter leaves between float operations."""
+"""Folds sums and products with constants that the converter leaves in a LiteRT file, and merges equal constants."""
 
 from __future__ import annotations
 
@@ -228,3 +228,37 @@ def split_results(graph: LiteRTGraph, grids_behind: Callable[[int], Sequence[Any
                 if one == grid:
                     reader.inputs = np.where(reader.inputs == index, copied, reader.inputs).astype("int32")
             graph.operators.insert(graph.operators.index(operator) + 1, graph.copy_operator(operator, [copied]))
+
+
+def merge_constants(graph: LiteRTGraph) -> None:
+    """Lets operations read one of several equal constants of integers: biases, lengths, amounts of padding.
+
+    Kernels stay apart, and so do the biases of operations that share one: XNNPACK keeps packed weights, whose scales
+    depend on the results, by the addresses of kernel and bias.
+
+    Args:
+        graph: The file; changed.
+    """
+    first: dict[Any, int] = {}
+    biased: set[tuple[int, int]] = set()
+    for operator in graph.operators:
+        places, inputs = LINEAR.get(graph.kind(operator)), [int(index) for index in operator.inputs]
+        for place, index in enumerate(inputs):
+            key = _constant_key(graph, index) if index >= 0 and index not in graph.outputs else None
+            if key is None or (places is not None and place == places.weights):
+                continue
+            if places is not None and place == places.bias:
+                # Whether another operation has this kernel with the bias that it would get.
+                pair = inputs[places.weights], first.setdefault(key, index)
+                inputs[place] = index if pair in biased else pair[1]
+                biased.add(pair)
+            else:
+                inputs[place] = first.setdefault(key, index)
+        operator.inputs = np.array(inputs, "int32")
+
+
+def _constant_key(graph: LiteRTGraph, index: int) -> Any:
+    """Returns what equal constants of integers have in common; None for other tensors."""
+    if graph.dtype(index) not in ("int32", "int64"):
+        return None
+    return graph.stored(index)
