@@ -7,7 +7,7 @@ import pytest
 from run_reports import STAGES, make
 
 from prunekit.delivery.plots import plots
-from prunekit.delivery.plots.overview_plot import overview_figure
+from prunekit.delivery.plots.stage_plot import overview_figure
 from prunekit.delivery.reports import plot_data
 from prunekit.delivery.reports.stages import stage_section
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prunekit.anatomy.records.reports import Event
-from prunekit.delivery.plots.bits_plot import bits_figure
 from prunekit.delivery.plots.channels_plot import channels_figure
 from prunekit.delivery.plots.plots import histogram_figure, schedule_figure, sparsity_figure
-from prunekit.delivery.plots.quantization_plot import errors_figure, ranges_figure
+from prunekit.delivery.plots.quantization_plot import bits_figure, errors_figure, ranges_figure
 from prunekit.delivery.plots.stage_plot import stages_figure
 from prunekit.delivery.reports.plot_data import asked_line
 
