@@ -36,6 +36,8 @@ class Duration(Settings):
 START = Duration(steps=0)
 Moments: TypeAlias = dict[tuple[str | int, ...], Duration]
 Frequency = Annotated[int, Field(ge=1, le=2**53)]
+# Duration of a schedule -> argument of the schedule's class, in optimizer updates.
+_ARGUMENTS: dict[str | int, str] = {"begin": "begin_step", "end": "end_step", "at": "step"}
 
 
 class _ScheduleSettings(Settings):
@@ -48,13 +50,21 @@ class _ScheduleSettings(Settings):
         """Returns the path of the final sparsity inside the mapping, for errors."""
         return ("final_sparsity",)
 
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        begin, end = (getattr(self, name, None) for name in ("begin", "end"))
+        if end is not None and begin.after(end):
+            raise refusal(f"the schedule ends before it begins: begin={begin}, end={end}.", "end")
+        return self
+
     def moments(self) -> Moments:
         """Returns every duration of the schedule, by its path inside the mapping."""
-        raise NotImplementedError
+        return {(name,): value for name, value in self if isinstance(value, Duration)}
 
     def numbers(self, steps_per_epoch: int) -> dict[str, Any]:
         """Returns the arguments of the schedule's class, with durations as optimizer updates."""
-        raise NotImplementedError
+        steps = {_ARGUMENTS[name]: one.in_steps(steps_per_epoch) for (name,), one in self.moments().items()}
+        return self.model_dump(exclude={"type", *_ARGUMENTS}) | steps
 
     def resolve(self, steps_per_epoch: int) -> Schedule:
         """Returns the schedule in optimizer updates.
@@ -77,8 +87,6 @@ class _Gradual(_ScheduleSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.end is not None and self.begin.after(self.end):
-            raise refusal(f"the schedule ends before it begins: begin={self.begin}, end={self.end}.", "end")
         if self.initial_sparsity > self.final_sparsity:
             raise refusal(
                 "a schedule never restores pruned weights: expected initial_sparsity <= final_sparsity. "
@@ -86,18 +94,6 @@ class _Gradual(_ScheduleSettings):
                 "initial_sparsity" if "initial_sparsity" in self.model_fields_set else "final_sparsity",
             )
         return self
-
-    def moments(self) -> Moments:
-        moments: Moments = {("begin",): self.begin}
-        if self.end is not None:
-            moments["end",] = self.end
-        return moments
-
-    def numbers(self, steps_per_epoch: int) -> dict[str, Any]:
-        others = self.model_dump(exclude={"type", "begin", "end"})
-        begin = self.begin.in_steps(steps_per_epoch)
-        end = None if self.end is None else self.end.in_steps(steps_per_epoch)
-        return others | {"begin_step": begin, "end_step": end}
 
 
 class PolynomialDecaySettings(_Gradual):
@@ -134,12 +130,6 @@ class ConstantSettings(_ScheduleSettings):
     end: Duration | None = None
     frequency: Frequency = ConstantSparsity.frequency
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.end is not None and self.begin.after(self.end):
-            raise refusal(f"the schedule ends before it begins: begin={self.begin}, end={self.end}.", "end")
-        return self
-
     @property
     def final_sparsity(self) -> float:
         """Final sparsity: `target_sparsity`."""
@@ -147,18 +137,6 @@ class ConstantSettings(_ScheduleSettings):
 
     def final_at(self) -> tuple[str | int, ...]:
         return ("target_sparsity",)
-
-    def moments(self) -> Moments:
-        moments: Moments = {("begin",): self.begin}
-        if self.end is not None:
-            moments["end",] = self.end
-        return moments
-
-    def numbers(self, steps_per_epoch: int) -> dict[str, Any]:
-        end = -1 if self.end is None else self.end.in_steps(steps_per_epoch)
-        begin = self.begin.in_steps(steps_per_epoch)
-        others = {"target_sparsity": self.target_sparsity, "frequency": self.frequency}
-        return others | {"begin_step": begin, "end_step": end}
 
 
 class OneShotSettings(_ScheduleSettings):
@@ -175,12 +153,6 @@ class OneShotSettings(_ScheduleSettings):
 
     def final_at(self) -> tuple[str | int, ...]:
         return ("sparsity",)
-
-    def moments(self) -> Moments:
-        return {("at",): self.at}
-
-    def numbers(self, steps_per_epoch: int) -> dict[str, Any]:
-        return {"sparsity": self.sparsity, "step": self.at.in_steps(steps_per_epoch)}
 
 
 class Stage(Settings):
