@@ -14,4 +14,8 @@
 - `export_settings`: of `export`, `expect`
 - `step_kinds`: the registry of steps
 - `schema`: the recipe
+
+Options of operations are fields again here, and not made from the options classes: a field takes the plain values of a
+document and refuses them at their place in the file, an option takes objects, too, so that name and default are all
+that they share, and these are held equal by `tests/test_vocabulary.py`.
 """

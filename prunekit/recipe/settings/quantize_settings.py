@@ -79,7 +79,8 @@ class Quantize(StepSettings):
     """A step that puts weights on integer grids, and writes the integer LiteRT file.
 
     Without `epochs` it quantizes after training, as `pk.quantize`; with them it trains on integers, as a
-    `QuantizationCallback`. Bits for a budget or drop are chosen before that training, as `pk.choose_bits`.
+    `QuantizationCallback`. Bits for a budget or drop are chosen before that training, as `pk.choose_bits`. Fields
+    that are not listed here are options of `pk.quantize`.
 
     Attributes:
         epochs: Epochs of training on integers; None = no training.
@@ -89,25 +90,11 @@ class Quantize(StepSettings):
             8 to choose from.
         budget: Largest number of bytes of all weights, for which bits are chosen; None = none.
         drop: Largest loss of the main metric on the validation data, for which bits are chosen; None = none.
-        activation_bits: 8 or 16 bits for the tensors between layers, or "float".
-        group_size: Number of consecutive inputs of an output that share a scale; None = all of them.
-        method: How weights are rounded.
-        weight_ranges: Ranges of output channels; None means minmax for 8 bits and mse for fewer.
-        activation_ranges: Ranges of tensors.
-        correct_biases: Whether biases make up for mean errors; None means with GPTQ.
-        equalize: Whether the ranges of channels are equalized first.
-        sparsity: Fraction of the weights that are pruned before they are rounded; None = no further zeros.
-        pattern: Pattern of these zeros.
         sparse: Whether kernels of the file are encoded sparsely where that is smaller.
         integer_io: What of the file's "inputs" and "outputs" is integers instead of float32; with "uint8" without a
             sign, and "uint8" alone means both.
         examples: Number of training examples that are read.
         memory: Largest number of bytes of activations that are kept while weights are rounded or measured on data.
-        include: Patterns of layers and weights to quantize; empty = all.
-        exclude: Patterns of layers that compute in floating point.
-        misfits: What is done with layers without integers: they stay in floating point ("skip"), or an "error".
-        full_integer: Whether normalizations, attention and recurrent layers become integers, too, and nothing may
-            compute in floating point.
         name: Stem of the file's name.
     """
 
