@@ -108,6 +108,12 @@ def choices_sections(choices: Sequence[Choice]) -> list[Section]:
     return [Section("Chosen for auto", columns, rows)] if rows else []
 
 
+def skipped_section(title: str, place: str, skipped: Sequence[Skipped], notes: Sequence[str] = ()) -> Section:
+    """Returns the table of what an operation left as it is, with reasons; `place` is the title of the names' column."""
+    rows = tuple((one.name, one.reason) for one in skipped)
+    return Section(title, (Column(place, "name"), Column("Reason", "text")), rows, notes=tuple(notes))
+
+
 def layer_error_section(errors: Sequence[LayerError]) -> Section:
     """Returns the table of the output errors of pruned layers."""
     return Section(

@@ -11,7 +11,7 @@ import numpy as np
 from prunekit.anatomy.records.damage import Damage
 from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.plain_data import Record
-from prunekit.anatomy.records.reports import Skipped
+from prunekit.anatomy.records.reports import Skipped, skipped_section
 from prunekit.anatomy.records.sections import Column, Section
 from prunekit.techniques.quantize.grids.grids import Granularity, Grid
 from prunekit.techniques.quantize.placement.placement import Placement
@@ -186,16 +186,8 @@ class PlannedQuantization:
             (Column("Computed by", "name"), Column("Bits", "count"), Column("Scales", "label"), Column("Range")),
             tuple((name, self.bits, "per tensor", rule) for name, rule in self.ranges),
         )
-        left = Section(
-            "In floating point",
-            (Column("Layer or weight", "name"), Column("Reason", "text")),
-            tuple((one.name, one.reason) for one in self.skipped),
-        )
-        whole = Section(
-            "Rounded and not pruned",
-            (Column("Weight", "name"), Column("Reason", "text")),
-            tuple((one.name, one.reason) for one in self.not_pruned),
-        )
+        left = skipped_section("In floating point", "Layer or weight", self.skipped)
+        whole = skipped_section("Rounded and not pruned", "Weight", self.not_pruned)
         joined = Section(
             "Tensors that share a grid",
             (Column("Joined by", "name"), Column("Computed by", "names")),
@@ -346,10 +338,5 @@ def _ranges_section(ranges: Sequence[TensorRange]) -> Section:
 
 
 def _float_section(report: QuantizationReport) -> Section:
-    rows = tuple((one.name, one.reason) for one in report.skipped)
-    return Section(
-        "In floating point",
-        (Column("Layer or weight", "name"), Column("Reason", "text")),
-        rows,
-        notes=() if rows else ("All layers compute with integers, and all kernels are integers.",),
-    )
+    notes = () if report.skipped else ("All layers compute with integers, and all kernels are integers.",)
+    return skipped_section("In floating point", "Layer or weight", report.skipped, notes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from prunekit.anatomy.records.display import Displayed
-from prunekit.anatomy.records.reports import Skipped
+from prunekit.anatomy.records.reports import Skipped, skipped_section
 from prunekit.anatomy.records.sections import Column, Section
 
 
@@ -72,11 +72,7 @@ class SimplifyReport(Displayed):
             tuple((one.kind, one.layers, one.what) for one in self.rewrites),
             notes=self.notes,
         )
-        left = Section(
-            "Layers that stay",
-            (Column("Layer", "name"), Column("Reason", "text")),
-            tuple((one.name, one.reason) for one in self.skipped),
-        )
+        left = skipped_section("Layers that stay", "Layer", self.skipped)
         return (rewrites, left) if self.skipped else (rewrites,)
 
     def __str__(self) -> str:

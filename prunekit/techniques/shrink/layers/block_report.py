@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from prunekit.anatomy.records.display import Displayed
-from prunekit.anatomy.records.reports import Skipped
+from prunekit.anatomy.records.reports import Skipped, skipped_section
 from prunekit.anatomy.records.sections import Column, Section
 
 
@@ -99,11 +99,7 @@ class BlocksReport(Displayed):
             "with those before it.",
             notes=(_change("parameters", self.parameters), _change("multiply-accumulates", self.macs), *self.notes),
         )
-        left = Section(
-            "Not removable",
-            (Column("At", "name"), Column("Reason", "text")),
-            tuple((one.name, one.reason) for one in self.skipped),
-        )
+        left = skipped_section("Not removable", "At", self.skipped)
         return (blocks, left) if self.skipped else (blocks,)
 
     def __str__(self) -> str:
