@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
+from keras import layers
 
 from prunekit.anatomy.files import model_files
 from prunekit.anatomy.files.archives import FileRefused
@@ -17,7 +18,6 @@ from prunekit.recipe.text.loader import RecipeError
 
 def digits_cnn() -> keras.Model:
     """Returns a network for 8x8 images in 10 classes: two convolutions, two dense layers, 38,282 weights."""
-    layers = keras.layers
     return keras.Sequential(
         [
             keras.Input((8, 8, 1), name="image"),
@@ -35,7 +35,6 @@ def digits_cnn() -> keras.Model:
 
 def fashion_mlp() -> keras.Model:
     """Returns the 300-100 perceptron of LeCun et al. 1998 for 28x28 images in 10 classes: 266,610 weights."""
-    layers = keras.layers
     return keras.Sequential(
         [
             keras.Input((28, 28, 1), name="image"),
@@ -51,7 +50,6 @@ def fashion_mlp() -> keras.Model:
 
 def fashion_cnn() -> keras.Model:
     """Returns a network for 28x28 images: two convolutions, two dense layers, 10 classes, 421,642 weights."""
-    layers = keras.layers
     return keras.Sequential(
         [
             keras.Input((28, 28, 1), name="image"),
@@ -70,7 +68,6 @@ def fashion_cnn() -> keras.Model:
 
 def diabetes_mlp() -> keras.Model:
     """Returns a perceptron for the 10 measurements of the diabetes data: 2,817 weights, one output in its unit."""
-    layers = keras.layers
     return keras.Sequential(
         [
             keras.Input((10,), name="measurements"),
@@ -156,7 +153,7 @@ def check_model_file(path: str | os.PathLike[str], like: Iterable[keras.Model] =
     Raises:
         RecipeError: The file is missing, has another extension, or is damaged or unsafe.
     """
-    with _as_recipe_errors(), keras.saving.CustomObjectScope(_classes_of(like)):
+    with _reading(like):
         model_files.check_model_file(path)
 
 
@@ -170,7 +167,7 @@ def load_model(path: str | os.PathLike[str], like: Iterable[keras.Model] = ()) -
     Raises:
         RecipeError: The file is missing, damaged or unsafe, or needs classes that are not registered.
     """
-    with _as_recipe_errors(), keras.saving.CustomObjectScope(_classes_of(like)):
+    with _reading(like):
         return model_files.load_model(path)
 
 
@@ -195,7 +192,7 @@ def rebuilt_model(description: Mapping[str, Any], like: Iterable[keras.Model] = 
     Raises:
         RecipeError: The description holds code, or needs classes that are not registered.
     """
-    with _as_recipe_errors(), keras.saving.CustomObjectScope(_classes_of(like)):
+    with _reading(like):
         model_files.check_config(json.dumps(description), "the description of the model")
         model = keras.saving.deserialize_keras_object(description["model"])
         if description["compile"]:
@@ -204,24 +201,23 @@ def rebuilt_model(description: Mapping[str, Any], like: Iterable[keras.Model] = 
     return model
 
 
-def _classes_of(models: Iterable[keras.Model]) -> dict[str, type]:
-    layers = [layer for model in models for layer in (model, *model._flatten_layers())]
-    return {type(layer).__name__: type(layer) for layer in layers if not type(layer).__module__.startswith("keras.")}
-
-
 def load_weights(model: keras.Model, path: str | os.PathLike[str]) -> None:
     """Loads the weights in a `.keras`, `.weights.h5` or `.h5` file into `model`.
 
     Raises:
         RecipeError: The file is missing, damaged or unsafe, or holds the weights of another model.
     """
-    with _as_recipe_errors(), keras.saving.CustomObjectScope(_classes_of([model])):
+    with _reading([model]):
         model_files.load_weights(model, path)
 
 
 @contextlib.contextmanager
-def _as_recipe_errors() -> Iterator[None]:
+def _reading(like: Iterable[keras.Model]) -> Iterator[None]:
+    """Lets files use the classes of layers of these models, and turns refusals into `RecipeError`s."""
+    found = [type(layer) for model in like for layer in (model, *model._flatten_layers())]
+    classes = {one.__name__: one for one in found if not one.__module__.startswith("keras.")}
     try:
-        yield
+        with keras.saving.CustomObjectScope(classes):
+            yield
     except FileRefused as error:
         raise RecipeError(str(error)) from error
