@@ -52,8 +52,8 @@ class _ScheduleSettings(Settings):
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
-        begin, end = (getattr(self, name, None) for name in ("begin", "end"))
-        if end is not None and begin.after(end):
+        begin, end = (self.moments().get((name,)) for name in ("begin", "end"))
+        if begin is not None and end is not None and begin.after(end):
             raise refusal(f"the schedule ends before it begins: begin={begin}, end={end}.", "end")
         return self
 
@@ -64,7 +64,7 @@ class _ScheduleSettings(Settings):
     def numbers(self, steps_per_epoch: int) -> dict[str, Any]:
         """Returns the arguments of the schedule's class, with durations as optimizer updates."""
         steps = {_ARGUMENTS[name]: one.in_steps(steps_per_epoch) for (name,), one in self.moments().items()}
-        return self.model_dump(exclude={"type", *_ARGUMENTS}) | steps
+        return self.model_dump(exclude={"type", "begin", "end", "at"}) | steps
 
     def resolve(self, steps_per_epoch: int) -> Schedule:
         """Returns the schedule in optimizer updates.
