@@ -20,7 +20,7 @@ def axes_of(group):
 
 
 def reasons_of(model):
-    return {stop.place: stop.reason for stop in find_channels(model).stops}
+    return {stop.name: stop.reason for stop in find_channels(model).stops}
 
 
 def through(*between, shape=(8, 8, 4)):

@@ -11,6 +11,7 @@ from networks import sequential
 from without_prunekit import outputs_in_folder
 
 import prunekit as pk
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.delivery.integers import keras_integers
 from prunekit.delivery.integers.integer_report import IntegerExportError
 
@@ -210,7 +211,7 @@ def test_groups_that_keras_does_not_have_stay_in_floating_point(tmp_path):
     assert value.shape == (40, 4)
     exported = pk.quantize(model, inputs, bits=bits, **options).export(tmp_path / "model.keras")
     assert exported.int4_layers == ("out",) and exported.int8_layers == ("inputs_last",)
-    assert exported.skipped == ("conv/kernel: Keras has no int8 form of Conv1D",)
+    assert exported.skipped == (Skipped("conv/kernel", "Keras has no int8 form of Conv1D"),)
     assert_computes_the_same(tmp_path / "model.keras", model, inputs)
 
     keras.utils.set_random_seed(1)
@@ -219,7 +220,7 @@ def test_groups_that_keras_does_not_have_stay_in_floating_point(tmp_path):
     bits = {"inputs_last": 4, "few": 4, "wide": 8}
     exported = pk.quantize(model, numbers(8, 6, 40), bits=bits, **options).export(tmp_path / "model.keras")
     reason = "Keras has groups with at most 4 bits, in Dense, Embedding, and EinsumDense with its inputs first"
-    assert f"inputs_last/kernel: {reason}" in exported.skipped and f"wide/kernel: {reason}" in exported.skipped
+    assert {Skipped("inputs_last/kernel", reason), Skipped("wide/kernel", reason)} <= {*exported.skipped}
 
 
 @pytest.mark.parametrize("activations", [8, 16])
@@ -310,7 +311,7 @@ def test_the_report_tells_sizes_and_what_stays_in_floating_point(tmp_path):
     y = L.LSTM(12, name="lstm")(y)
     model, inputs = keras.Model(x, OwnDense(3, name="own")(L.Dense(500, name="wide")(y))), numbers(16, 4, 30)
     exported = pk.quantize(model, inputs, activation_bits="float").export(tmp_path / "m.keras")
-    left = dict(one.split(": ") for one in exported.skipped)
+    left = {one.name: one.reason for one in exported.skipped}
     assert set(left) == {"each/timed/kernel", "lstm/kernel", "lstm/recurrent_kernel", "own/kernel"}
     assert left["own/kernel"] == "Keras has no int8 form of OwnDense" and left["lstm/kernel"].endswith("LSTMCell")
     assert left["each/timed/kernel"].startswith("it is inside of a layer that")
@@ -343,7 +344,7 @@ def test_attention_with_a_mask_stays_whole_and_in_floating_point(tmp_path):
     loaded = keras.models.load_model(tmp_path / "m.keras")
     np.testing.assert_allclose(outputs(loaded, inputs), outputs(model, inputs), rtol=1e-4, atol=2e-6)
     assert exported.int8_layers == ("table", "heads", "inner", "shared", "out")
-    assert [one.split(":")[0] for one in exported.skipped] == [
+    assert [one.name for one in exported.skipped] == [
         f"attention/{name}/kernel" for name in ("query", "key", "value", "attention_output")
     ]
     assert isinstance(loaded.get_layer("attention"), L.MultiHeadAttention)
@@ -430,7 +431,7 @@ def test_a_layer_with_the_kernel_of_another_one_is_named_since_the_file_holds_a_
         tmp_path / "m.keras", data=numbers(16, 8)
     )
     assert made.int8_layers == ("first",)
-    assert made.skipped == ("tied: the file holds a copy of the weight that it shares with first",)
+    assert made.skipped == (Skipped("tied", "the file holds a copy of the weight that it shares with first"),)
 
 
 # ---- models that Keras has quantized ---------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from networks import dense_network
 
 import prunekit as pk
 from prunekit.anatomy.records.display import Displayed
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.anatomy.records.sections import Column, Section
 from prunekit.delivery.integers.integer_comparison import TensorDifference
 from prunekit.delivery.integers.integer_report import IntegerExport
@@ -54,7 +55,9 @@ def results(model, tmp_path_factory):
         "shrink": pk.shrink(model, channels=0.5)[1],
         "quantized": quantized,
         "export": ExportReport((ExportRow("litert", "net.tflite", 900, 700, "ok", "", 0.0, None, None),)),
-        "integers": IntegerExport("net.tflite", 900, 700, 1200, ("TANH x/tanh",), tensors, near, far, ("A remark.",)),
+        "integers": IntegerExport(
+            "net.tflite", 900, 700, 1200, (Skipped("x/tanh", "TANH"),), tensors, near, far, ("A remark.",)
+        ),
         "section": Section("Table", (Column("Name"), Column("Value", "number")), (("a", 1.5),)),
     }
 
@@ -135,7 +138,7 @@ def test_a_quantization_shows_weights_ranges_and_what_stays_in_floating_point(re
 def test_an_integer_file_shows_its_tensors_and_remarks(results):
     text = results["integers"]._repr_html_()
     assert all(f">{title}</h2>" in text for title in ("Integer file", "Tensors of the file and of the simulation"))
-    assert "In floating point: TANH x/tanh." in text and "A remark." in text
+    assert "In floating point: x/tanh: TANH." in text and "A remark." in text
 
 
 def test_the_style_reaches_nothing_outside_the_element(results):

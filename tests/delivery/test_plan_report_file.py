@@ -124,7 +124,7 @@ def _branch(x, kind, options, inside, behind, bias):
 
 def in_floating_point(listed):
     """Returns the names of layers that a file lists."""
-    return sorted(one.partition(": ")[0] for one in listed)
+    return sorted(one.name for one in listed)
 
 
 @pytest.mark.short(cases=1)

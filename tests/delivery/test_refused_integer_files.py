@@ -198,7 +198,7 @@ def test_operations_in_floating_point_are_named(normalized, tmp_path):
     export = done.export(tmp_path / "m.tflite")
     assert [one.name for one in done.skipped] == ["norm"]
     (left,) = export.skipped
-    assert left.startswith("norm: ") and "RSQRT" in left.split(": ")[1].split(", ")
+    assert left.name == "norm" and "RSQRT" in left.reason.split(", ")
     assert export.verdict().endswith("; 1 operation computes in floating point.")
     assert str(export).count("\n  in floating point: ") == 1
     assert {"FULLY_CONNECTED"} == set(stored_weights(tmp_path / "m.tflite"))
@@ -232,7 +232,7 @@ def test_an_excluded_layer_between_two_others_computes_in_floating_point(bits, t
     done = pk.quantize(model, inputs_of(model, examples=16), exclude="b", bits=bits)
     found = done.export(tmp_path / "m.tflite")
     assert [one.name for one in done.skipped] == ["b"]
-    assert found.skipped == ("b: FULLY_CONNECTED",)
+    assert [(one.name, one.reason) for one in found.skipped] == [("b", "FULLY_CONNECTED")]
 
 
 def test_a_tensor_that_is_zero_on_the_data_keeps_the_bias_of_the_layer_behind(tmp_path):

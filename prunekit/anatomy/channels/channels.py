@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from prunekit.anatomy.channels.recorded_calls import (
 )
 from prunekit.anatomy.graph.model_graph import tensors_in
 from prunekit.anatomy.layers.model_weights import check_built, weights_in
+from prunekit.anatomy.records.reports import Skipped
 
 OUTPUT = "an output of the model"
 
@@ -64,20 +66,24 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Stop:
+class Stop(Skipped):
     """Channels that cannot be removed.
 
     Attributes:
-        place: Path of the layer or operation that keeps them.
+        name: Path of the layer or operation that keeps them; "" for the outputs.
         reason: Why it keeps them.
         channels: How many.
-        layers: The layers that compute them; the place itself for a layer whose own channels stay.
+        layers: The layers that compute them; the name itself for a layer whose own channels stay.
     """
 
-    place: str
-    reason: str
     channels: int
     layers: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        """Former name of `name`; warns."""
+        warnings.warn("`place` of skipped channels is now `name`.", DeprecationWarning, stacklevel=2)
+        return self.name
 
 
 @dataclass(frozen=True, eq=False)

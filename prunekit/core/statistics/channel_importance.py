@@ -150,7 +150,7 @@ def reasons_to_stay(channels: Channels, include: Any = (), exclude: Any = (), *,
     if channels.groups and (include or exclude or training):
         reasons = _reasons_of_names(channels, ranked_weights(channels.model, include, exclude, training=training))
     if all(reasons):
-        stops = [f"{stop.place or 'outputs'}: {stop.reason}" for stop in channels.stops]
+        stops = [f"{stop.name or 'outputs'}: {stop.reason}" for stop in channels.stops]
         listed = "; ".join(dict.fromkeys([*reasons, *stops][:8])) or "the model has no hidden layers"
         raise ValueError(f"The model {channels.model.name!r} has no channels that can be removed. Received: {listed}.")
     return reasons

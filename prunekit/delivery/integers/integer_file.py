@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.delivery.integers.integer_constants import IntegerConstants
 from prunekit.delivery.integers.integer_io import with_integer_io
 from prunekit.delivery.integers.integer_kernels import (
@@ -75,8 +76,8 @@ class IntegerFile:
     Attributes:
         content: The file.
         roundings: One for each mark.
-        skipped: Layers and operations of the model that compute in floating point, as "NAME: KIND, KIND" with the
-            kinds of their operations in the file; "KIND name" for operations of the file that belong to none.
+        skipped: Layers and operations of the model that compute in floating point, with the kinds of their operations
+            in the file; also operations of the file that belong to none.
         outputs: Names of its outputs, in the order of the model's flattened output structure.
         batch: The fixed batch size; None permits any.
         grids: Name of an input or output of integers in the signature -> its grid.
@@ -84,7 +85,7 @@ class IntegerFile:
 
     content: bytes
     roundings: tuple[FileRounding, ...]
-    skipped: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
     outputs: tuple[str, ...] = ()
     batch: int | None = None
     grids: Mapping[str, Grid] = field(default_factory=dict)

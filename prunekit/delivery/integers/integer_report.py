@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from prunekit.anatomy.records.display import Displayed
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.anatomy.records.sections import Column, Section
 from prunekit.delivery.integers.integer_comparison import TensorDifference
 from prunekit.delivery.integers.integer_sparsity import KernelEncoding
@@ -27,8 +28,8 @@ class IntegerExport(Displayed):
         gzip_bytes: Its size after `gzip -9`.
         float_bytes: Size of the model's float32 file; of models whose weights have 1 MiB or more, that of the weights
             if the integer file is smaller.
-        skipped: Operations of a LiteRT file that compute in floating point, as "KIND name"; of a Keras file,
-            weights on grids that it has in floating point, and layers with a copy of a weight, as "NAME: reason".
+        skipped: Layers of a LiteRT file that compute in floating point, with the kinds of their operations; of a Keras
+            file, weights on grids that it has in floating point, and layers with a copy of a weight, with reasons.
         tensors: Differences of its tensors from the simulation, in steps; empty with activations in floating point.
         simulation: Differences of its outputs from those of the simulation; of a Keras file, whose tensors are in
             floating point, from those of the model with weights on grids.
@@ -47,7 +48,7 @@ class IntegerExport(Displayed):
     bytes: int
     gzip_bytes: int
     float_bytes: int
-    skipped: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
     tensors: tuple[TensorDifference, ...]
     simulation: Comparison
     float_model: Comparison | None
@@ -83,7 +84,7 @@ class IntegerExport(Displayed):
         return (_file_section(self), *tensors, *([_kernels_section(self.kernels)] if self.kernels else []))
 
     def __str__(self) -> str:
-        lines = [self.verdict(), *(f"  in floating point: {one}" for one in self.skipped)]
+        lines = [self.verdict(), *(f"  in floating point: {one.name}: {one.reason}" for one in self.skipped)]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
@@ -115,7 +116,7 @@ def _file_section(export: IntegerExport) -> Section:
         (row,),
         explanation="Differences of the outputs, as fractions of their range: the largest one, and the root of the "
         "mean square. Same class: share of the examples with the most likely class of the float model.",
-        notes=(*(f"In floating point: {one}." for one in export.skipped), *export.notes),
+        notes=(*(f"In floating point: {one.name}: {one.reason}." for one in export.skipped), *export.notes),
     )
 
 

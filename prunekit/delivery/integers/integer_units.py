@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.delivery.integers.integer_kernels import MOVES
 from prunekit.delivery.litert.litert_graph import LiteRTGraph
 from prunekit.techniques.quantize.placement.units import Unit, is_any_normalization
@@ -57,16 +58,15 @@ class FileUnits:
         unit = self.of(operator)
         return unit is not None and unit.rule.moves
 
-    def listed(self, operators: Sequence[Any]) -> tuple[str, ...]:
+    def listed(self, operators: Sequence[Any]) -> tuple[Skipped, ...]:
         """Returns `IntegerFile.skipped` of operations in floating point."""
         found: dict[str, list[str]] = {}
         for operator in operators:
             unit, kind = self.of(operator), self._graph.kind(operator)
-            if unit is None:
-                found[f"{kind} {self._graph.name(int(operator.outputs[0]))}"] = []
-            elif kind not in found.setdefault(f"{unit.name}: ", []):
-                found[f"{unit.name}: "].append(kind)
-        return tuple(name + ", ".join(kinds) for name, kinds in found.items())
+            name = self._graph.name(int(operator.outputs[0])) if unit is None else unit.name
+            if kind not in found.setdefault(name, []):
+                found[name].append(kind)
+        return tuple(Skipped(name, ", ".join(kinds)) for name, kinds in found.items())
 
     def remove_scopes(self) -> None:
         """Removes the scopes from the names of all tensors."""

@@ -319,10 +319,10 @@ def _unexpected(made: IntegerFile, found: QuantizationState) -> list[str]:
         IntegerExportError: There is something, and all of the model was to become integers.
     """
     known = {one.name for one in found.report.skipped}
-    others = [one for one in made.skipped if one.partition(": ")[0] not in known]
+    others = [one for one in made.skipped if one.name not in known]
     if not others:
         return []
-    listed = names(others, _LISTED)
+    listed = names([f"{one.name}: {one.reason}" for one in others], _LISTED)
     if found.whole:
         raise IntegerExportError(
             'With misfits="error" or full_integer=True all of a model becomes integers. Received: a file that '

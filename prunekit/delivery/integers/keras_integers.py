@@ -15,6 +15,7 @@ import numpy as np
 from prunekit.anatomy.graph.model_graph import graph_of
 from prunekit.anatomy.layers.layers import cell_of
 from prunekit.anatomy.layers.model_weights import weights_in
+from prunekit.anatomy.records.reports import Skipped
 from prunekit.delivery.integers.integer_report import IntegerExport, IntegerExportError
 from prunekit.delivery.litert.export_reference import ReferenceModel
 from prunekit.delivery.litert.isolated_run import Comparison, ExportRejected, compare
@@ -108,14 +109,14 @@ class _IntegerCopy:
         model: The copy.
         int8_layers: Names of its int8 layers.
         int4_layers: Names of its int4 layers.
-        skipped: The other weights that lie on grids, as "NAME: reason".
+        skipped: The other weights that lie on grids, with reasons.
         opened: Names of the layers that are replaced by the calls inside them.
     """
 
     model: Any
     int8_layers: tuple[str, ...]
     int4_layers: tuple[str, ...]
-    skipped: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
     opened: tuple[str, ...]
 
 
@@ -279,8 +280,8 @@ class _GivenCodes(keras.quantizers.Quantizer):
         return codes, (1.0 / grid.scale.astype("float64")).astype("float32")
 
 
-def _skipped(found: QuantizationState, done: set[int]) -> tuple[str, ...]:
-    """Returns the weights on grids that are no integers in the file, as "NAME: reason".
+def _skipped(found: QuantizationState, done: set[int]) -> tuple[Skipped, ...]:
+    """Returns the weights on grids that are no integers in the file, with reasons.
 
     Args:
         found: The quantized model.
@@ -288,11 +289,11 @@ def _skipped(found: QuantizationState, done: set[int]) -> tuple[str, ...]:
     """
     layers = {id(weight.variable): weight.layer for weight in weights_in(found.model)}
     left = [one for one in unique_weights(found.placement) if id(one.variable) not in done]
-    return tuple(f"{one.name}: {_reason(layers[id(one.variable)], found.weights[id(one.variable)])}" for one in left)
+    return tuple(Skipped(one.name, _reason(layers[id(one.variable)], found.weights[id(one.variable)])) for one in left)
 
 
-def _copies(found: QuantizationState, done: set[int], stored: set[str]) -> tuple[str, ...]:
-    """Returns the layers that hold a weight of another layer, which alone is integers in the file, as "NAME: reason".
+def _copies(found: QuantizationState, done: set[int], stored: set[str]) -> tuple[Skipped, ...]:
+    """Returns the layers that hold a weight of another layer, which alone is integers in the file, with reasons.
 
     Args:
         found: The quantized model.
@@ -304,7 +305,7 @@ def _copies(found: QuantizationState, done: set[int], stored: set[str]) -> tuple
         for variable in {id(one): one for one in getattr(layer, "_trainable_variables", [])}.values():
             holders.setdefault(id(variable), []).append(layer.name)
     return tuple(
-        f"{name}: the file holds a copy of the weight that it shares with {names[0]}"
+        Skipped(name, f"the file holds a copy of the weight that it shares with {names[0]}")
         for key, names in holders.items()
         if key in done
         for name in names[1:]
@@ -323,7 +324,7 @@ def _reason(layer: Any, grid: Grid) -> str:
 
 
 def _no_integers(found: QuantizationState, done: set[int]) -> IntegerExportError:
-    left = names([one.replace(": ", " (", 1) + ")" for one in _skipped(found, done)], _LISTED)
+    left = names([f"{one.name} ({one.reason})" for one in _skipped(found, done)], _LISTED)
     kinds = ", ".join(kind.__name__ for kind in _INT8)
     return IntegerExportError(
         f"Keras has int8 forms of the layers {kinds}, not of convolutions, recurrent layers and subclasses. Received: "

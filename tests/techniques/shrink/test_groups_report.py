@@ -45,7 +45,7 @@ def test_the_axes_of_a_group_are_those_that_a_removal_cuts(residual):
 
 
 def test_the_reasons_of_the_channels_that_stay_are_named(residual):
-    stops = {stop.place: (stop.channels, stop.layers) for stop in pk.channel_groups(residual).skipped}
+    stops = {stop.name: (stop.channels, stop.layers) for stop in pk.channel_groups(residual).skipped}
     assert stops == {"wall": (5, ("narrow",)), "out": (4, ("out",))}
 
 

@@ -188,7 +188,7 @@ def test_a_vision_transformer_loads_from_its_file(tmp_path):
 
 def test_the_width_of_a_head_stays_with_a_rotary_embedding():
     channels = find_channels(hub_models.backbone("MistralBackbone", num_layers=1))
-    (stop,) = (stop for stop in channels.stops if "rotary" in stop.place)
+    (stop,) = (stop for stop in channels.stops if "rotary" in stop.name)
     assert "angles that depend on their number" in stop.reason
     assert {layer.rpartition("/")[2] for layer in stop.layers} == {"query", "key"}
 

@@ -131,7 +131,7 @@ def test_a_layer_whose_own_weight_meets_the_channels_keeps_them():
     model = keras.Model(inputs, keras.layers.Dense(3, name="two")(Gain(name="gain")(x)))
     channels = find_channels(model)
     assert not channels.groups
-    stop = next(stop for stop in channels.stops if "gain" in stop.place)
+    stop = next(stop for stop in channels.stops if "gain" in stop.name)
     assert "Gain" in stop.reason and "one" in stop.layers
 
 
@@ -373,7 +373,7 @@ def test_attention_whose_inside_cannot_be_followed_keeps_its_channels_and_says_s
     inputs = keras.Input((5, 8))
     h = keras.layers.Dense(8, name="before")(inputs)
     channels = find_channels(keras.Model(inputs, keras.layers.Dense(3)(Eager(2, 4, name="attention")(h, h))))
-    stop = next(stop for stop in channels.stops if stop.place == "attention")
+    stop = next(stop for stop in channels.stops if stop.name == "attention")
     assert not channels.groups and "Eager is not known" in stop.reason
 
 

@@ -275,7 +275,7 @@ def test_a_layer_that_does_more_than_its_inner_layers_is_not_replaced_by_them(ki
     model = functional(lambda i: dense(3)(kind(name="own")(dense(8)(i))))
     smaller, report = pk.shrink(functional(lambda i: dense(3)(dense(4)(kind(name="own")(dense(8)(i))))), channels=0.5)
     assert type(smaller.get_layer("own")) is kind
-    assert any(stop.place == "own" and kind.__name__ in stop.reason for stop in report.skipped)
+    assert any(stop.name == "own" and kind.__name__ in stop.reason for stop in report.skipped)
     assert len(smaller.trainable_variables) == len(model.trainable_variables) + 2
 
 

@@ -129,7 +129,7 @@ def _left(name: str, pair: Sequence[int | None]) -> str:
 
 def stop_line(stop: Stop) -> str:
     """Returns a stop as a line: place, reason and number of channels."""
-    return f"{stop.place or OUTPUTS}: {stop.reason} ({stop.channels:,} channels)"
+    return f"{stop.name or OUTPUTS}: {stop.reason} ({stop.channels:,} channels)"
 
 
 def groups_section(groups: Sequence[ShrunkGroup]) -> Section:
@@ -181,7 +181,7 @@ def _groups_picture(groups: Sequence[ShrunkGroup]) -> Picture:
 
 def stops_section(stops: Sequence[Stop]) -> Section:
     """Returns a table of what keeps channels, with reasons."""
-    rows = [(stop.place or OUTPUTS, stop.channels, stop.reason, stop.layers) for stop in stops]
+    rows = [(stop.name or OUTPUTS, stop.channels, stop.reason, stop.layers) for stop in stops]
     columns = (
         Column("At", "name"),
         Column("Channels", "count"),
