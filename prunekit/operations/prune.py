@@ -13,7 +13,7 @@ from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.outputs.baseline import Baseline
 from prunekit.keyword_options import keyword_options
-from prunekit.sparsity.arguments import MEMORY
+from prunekit.sparsity.arguments import MEMORY, check_functions
 from prunekit.sparsity.schedules import OneShot
 from prunekit.sparsity.shorthands import Repair
 from prunekit.techniques.pruning.after_training.one_shot import OneShotPruning
@@ -66,6 +66,7 @@ def prune(
             ("movement").
         TypeError: An option is unknown.
     """
+    check_functions(progress=progress)
     check_computes_in_floats(model)
     before = inspect(model)
     checked = None if data is None else CheckedData(model, data)
@@ -83,7 +84,7 @@ def prune(
     pruner = pruning.pruner
     damage = None if baseline is None else baseline.damage()
     notes = [*pruning.notes, *_remarks(damage, errors), *([LATER_TRAINING] if pruner.sparsity else [])]
-    report = pruner.report(before=before, notes=notes, only_pruned=not errors)
+    report = pruner.report_since(before=before, notes=notes, only_pruned=not errors)
     return replace(report, layer_errors=errors, damage=damage)
 
 

@@ -90,7 +90,7 @@ def prune_in_rounds(
             metric = _metric(train(model), model)
         pruned = sum(mask.size - int(np.count_nonzero(mask)) for mask in pruner.masks.values())
         rows.append(Round(number, pruner.sparsity, pruned, metric))
-        report = pruner.report(before=before)
+        report = pruner.report_since(before=before)
     return RoundsReport(tuple(rows), report)
 
 

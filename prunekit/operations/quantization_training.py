@@ -186,6 +186,13 @@ class Quantizer:
             self._quantized = self._run.finish()
         return self._quantized
 
+    @property
+    def report(self) -> QuantizationResult:
+        """What `finish` returned; RuntimeError before."""
+        if self._quantized is None:
+            raise RuntimeError("`report` exists once the Quantizer has finished.")
+        return self._quantized
+
     def __enter__(self) -> Quantizer:
         if self._quantized is not None:
             raise RuntimeError("The Quantizer has finished: the model computes in floating point. Make a new one.")

@@ -72,7 +72,7 @@ def trained(device, jit_compile, steps):
             for _ in range(steps):
                 loop.step(*data())
         assert sum(pruner.audit().values()) == 0
-        return model.get_weights(), pruner.masks, [row.change for row in changes.report().weights]
+        return model.get_weights(), pruner.masks, [row.change for row in changes.report.weights]
 
 
 @tensorflow_only

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from prunekit.anatomy.records.plain_data import Record
 
@@ -24,6 +25,20 @@ class Displayed(Record):
 
     main_items: ClassVar[str] = ""
     makes: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        # `dataclass` adds one with all fields to a class that has none itself.
+        cls.__repr__ = Displayed.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """Returns the kind of the report and its first line; `print` shows all of it."""
+        return f"<{type(self).__name__}: {next(iter(str(self).splitlines()), '')}>"
+
+    def __call__(self) -> Self:
+        """Returns the report itself, and warns: `report` was a method, and is a property."""
+        warnings.warn("`report` is now a property: write it without parentheses.", DeprecationWarning, stacklevel=2)
+        return self
 
     def sections(self) -> tuple[Any, ...]:
         """Returns the report as `Section`s, which every form of it shows."""

@@ -198,7 +198,7 @@ class Training(RunLog):
                 self._changes.restore(np.array(self.state.change_figures))
         with self._changes:
             yield
-        self.state.changes = {row.pop("name"): row for row in self._changes.report().to_dict()["weights"]}
+        self.state.changes = {row.pop("name"): row for row in self._changes.report.to_dict()["weights"]}
         self.note_changes()
 
     def note_changes(self) -> None:

@@ -168,8 +168,9 @@ class WeightChanges(UpdateObserver):
         """Continues from the `figures` of an earlier training of the same model."""
         self._figures.assign(figures)
 
+    @property
     def report(self) -> ChangeReport:
-        """Returns the change of each weight per update, measured since the beginning or since `reset()`.
+        """The change of each weight per update, measured since the beginning or since `reset()`.
 
         Weights that a mask change sets to zero between updates are not counted as changes. `weights` has one row per
         trainable variable: `name`, `updates`, the L2 norm of an update's change (mean `change`, `last`, `largest`), the

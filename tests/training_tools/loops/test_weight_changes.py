@@ -24,7 +24,7 @@ def test_changes_are_those_of_the_weights_and_not_of_the_gradients(name, samples
     with pk.loops.WeightChanges(model) as changes:
         model.fit(*samples, epochs=2, batch_size=14, verbose=0, callbacks=[copies])
     moved, norms = copies.changes(every=2 if name == "accumulating" else 1)
-    rows = changes.report().weights
+    rows = changes.report.weights
     assert [row.name for row in rows] == ["hidden/kernel", "hidden/bias", "logits/kernel", "logits/bias"]
     assert [row.updates for row in rows] == [len(moved)] * 4
     close = tolerance(precision)
@@ -60,7 +60,7 @@ def test_a_step_that_measures_is_traced_once_and_never_leaves_the_device(percept
         assert loop._train.traces == 1
         kinds = {operation.type for graph in loop._train.graphs for operation in graph.get_operations()}
     assert not kinds & {"PyFunc", "EagerPyFunc", "PyFuncStateless", "HostCompute"}
-    assert [row.updates for row in changes.report().weights] == [10] * 4
+    assert [row.updates for row in changes.report.weights] == [10] * 4
 
 
 def test_a_loop_of_the_users_own_with_two_optimizers_is_measured(samples):
@@ -84,7 +84,7 @@ def test_a_loop_of_the_users_own_with_two_optimizers_is_measured(samples):
         before = [np.array(variable.numpy()) for variable in model.trainable_variables]
         step(0)
         step(1)
-    rows = changes.report().weights
+    rows = changes.report.weights
     after = [np.array(variable.numpy()) for variable in model.trainable_variables]
     assert [row.updates for row in rows] == [1] * 4
     wanted = [np.linalg.norm(new - old) for old, new in zip(before, after, strict=True)]
@@ -105,7 +105,7 @@ def test_a_step_that_was_traced_before_is_an_error_that_names_the_remedy(percept
     with pk.loops.WeightChanges(perceptron, optimizer) as changes:
         step()
         with pytest.raises(RuntimeError, match="made 1 updates, and none of them was measured.*Enter it first"):
-            changes.report()
+            changes.report  # noqa: B018
 
 
 def test_another_optimizer_than_at_first_is_an_error_and_not_an_empty_report(perceptron, samples):
@@ -114,7 +114,7 @@ def test_another_optimizer_than_at_first_is_an_error_and_not_an_empty_report(per
         perceptron.compile("adam", LOSS)
         perceptron.fit(*samples, verbose=0)
         with pytest.raises(RuntimeError, match="made 3 updates, and none.*compiled with another optimizer"):
-            changes.report()
+            changes.report  # noqa: B018
 
 
 def test_a_tape_loop_that_ran_before_is_measured_and_continues_unmeasured_afterwards(perceptron, samples):
@@ -124,7 +124,7 @@ def test_a_tape_loop_that_ran_before_is_measured_and_continues_unmeasured_afterw
     with pk.loops.WeightChanges(perceptron, optimizer) as changes:
         loop.step(*samples)
     loop.step(*samples)
-    assert changes.report().weights[0].updates == 1
+    assert changes.report.weights[0].updates == 1
     assert loop._train.traces == 1
 
 
@@ -135,21 +135,21 @@ def test_a_model_that_was_fitted_before_is_measured_and_comes_back_as_it_was(per
     with pytest.raises(ZeroDivisionError), pk.loops.WeightChanges(perceptron) as changes:
         perceptron.fit(*samples, verbose=0)
         raise ZeroDivisionError
-    assert changes.report().weights[0].updates == 3
+    assert changes.report.weights[0].updates == 3
     assert "apply" not in vars(perceptron.optimizer)
     assert perceptron.train_function is former
     perceptron.fit(*samples, verbose=0)
-    assert changes.report().weights[0].updates == 3
+    assert changes.report.weights[0].updates == 3
 
 
 def test_figures_begin_again_after_a_reset_and_are_nan_before_any_update(perceptron, samples):
     perceptron.compile("sgd", LOSS)
     with pk.loops.WeightChanges(perceptron) as changes:
-        assert np.isnan(changes.report().weights[0].change) and "nan" in str(changes.report())
+        assert np.isnan(changes.report.weights[0].change) and "nan" in str(changes.report)
         perceptron.fit(*samples, batch_size=70, epochs=3, verbose=0)
         changes.reset()
         perceptron.fit(*samples, batch_size=70, verbose=0)
-    report = changes.report()
+    report = changes.report
     assert report.weights[0].updates == 1 and report.weights[0].change == report.weights[0].last
     assert report.to_dict()["weights"][0]["relative"] == report.weights[0].relative
 
@@ -158,14 +158,14 @@ def test_the_relative_change_of_a_weight_that_was_zero_is_infinite(perceptron, s
     perceptron.compile("sgd", LOSS)
     with pk.loops.WeightChanges(perceptron) as changes:
         perceptron.fit(*samples, batch_size=70, verbose=0)
-    assert changes.report().weights[3].relative == np.inf
+    assert changes.report.weights[3].relative == np.inf
     perceptron.optimizer.learning_rate = 0.0
     for variable in perceptron.trainable_variables:
         variable.assign(np.zeros(variable.shape))
     changes.reset()
     with changes:
         perceptron.fit(*samples, batch_size=70, verbose=0)
-    assert changes.report().weights[3].relative == 0.0
+    assert changes.report.weights[3].relative == 0.0
 
 
 def test_half_precision_weights_are_measured_in_float32(samples):
@@ -174,7 +174,7 @@ def test_half_precision_weights_are_measured_in_float32(samples):
     model.compile(keras.optimizers.SGD(0.1), LOSS)
     with pk.loops.WeightChanges(model) as changes:
         model.fit(*samples, batch_size=70, verbose=0)
-    assert changes.report().weights[0].norm == pytest.approx(300 * np.sqrt(32))
+    assert changes.report.weights[0].norm == pytest.approx(300 * np.sqrt(32))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_wrong_arguments_are_refused_in_one_line(make, error, message, perceptro
 
 def test_a_report_without_the_block_is_refused(perceptron):
     with pytest.raises(RuntimeError, match="Train inside `with"):
-        pk.loops.WeightChanges(perceptron, keras.optimizers.SGD()).report()
+        pk.loops.WeightChanges(perceptron, keras.optimizers.SGD()).report  # noqa: B018
 
 
 def test_a_model_without_trainable_weights_is_refused(perceptron):
@@ -257,7 +257,7 @@ def test_zeros_hold_while_scopes_come_and_go_in_any_order(entered, left, percept
         step()
     assert "apply" not in vars(optimizer) and "call" not in vars(hidden)
     assert perceptron.train_function is function and not any("before" in name for name in vars(perceptron))
-    measured = changes.report().weights[0].updates
+    measured = changes.report.weights[0].updates
     assert measured == len(entered) - entered.index(0) + left.index(0), "every update inside, and no other"
 
 
@@ -269,4 +269,4 @@ def test_entering_it_inside_itself_is_refused(perceptron, samples):
         perceptron.fit(*samples, batch_size=16, verbose=0)
     with changes:
         perceptron.fit(*samples, batch_size=16, verbose=0)
-    assert changes.report().weights[0].updates == 2 * -(-len(samples[0]) // 16)
+    assert changes.report.weights[0].updates == 2 * -(-len(samples[0]) // 16)

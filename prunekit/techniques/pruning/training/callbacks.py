@@ -101,7 +101,7 @@ class PruningCallback(keras.callbacks.Callback):
     @property
     def report(self) -> SparsityReport:
         """The `SparsityReport` of the last `fit`, computed at each access."""
-        return self.pruner.report(notes=[*self.notes, *([LATER_TRAINING] if self.pruner.sparsity else [])])
+        return self.pruner.report_since(notes=[*self.notes, *([LATER_TRAINING] if self.pruner.sparsity else [])])
 
     @property
     def at_final_sparsity(self) -> bool:

@@ -83,7 +83,7 @@ class KeepZeros(PruningCallback):
     @property
     def report(self) -> SparsityReport:
         """The `SparsityReport` of the last `fit`, computed at each access."""
-        return self.pruner.report(notes=self.notes)
+        return self.pruner.report_since(notes=self.notes)
 
     def audit(self) -> dict[str, int]:
         """Returns {weight name: number of held positions that are not exactly zero}."""

@@ -118,8 +118,8 @@ class Pruner:
         """
         self.run.check.check()
 
-    def finish(self) -> None:
-        """Re-imposes the masks and detaches from model and optimizers; the zeros stay. Idempotent.
+    def finish(self) -> SparsityReport:
+        """Re-imposes the masks, detaches from model and optimizers, and returns the report; the zeros stay. Idempotent.
 
         Warns if the schedule did not end, or if `step()` was never called although the loop trained.
         """
@@ -136,6 +136,7 @@ class Pruner:
         finally:
             attached_pruners.note_detached(self)
             self._attached.close()
+        return self.report
 
     def _warn(self, notes: Sequence[str]) -> None:
         self._notes += notes
@@ -186,10 +187,15 @@ class Pruner:
         """Optimizer updates since the origin."""
         return self.run.counter.now
 
-    def report(
+    @property
+    def report(self) -> SparsityReport:
+        """The `SparsityReport`: weights, mask updates, skipped weights with reasons, and notes; made at each access."""
+        return self.report_since()
+
+    def report_since(
         self, *, before: SparsityReport | None = None, notes: Sequence[str] = (), only_pruned: bool = False
     ) -> SparsityReport:
-        """Returns the report: weights, mask updates (events), skipped weights with reasons, and notes.
+        """Returns the report with what was before.
 
         Args:
             before: Report on the model before pruning.
