@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack
 from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.keyword_options import keyword_options
-from prunekit.sparsity.arguments import MEMORY, number_of_bytes, whole
+from prunekit.sparsity.arguments import MEMORY, check_functions, number_of_bytes, whole
 from prunekit.techniques.quantize.bits.bit_choice import BitChoice
 from prunekit.techniques.quantize.bits.bit_scan import (
     measured_errors,
@@ -69,6 +69,7 @@ def choose_bits(  # noqa: PLR0913
 
     Source: Shoham & Gersho 1988 (bits of several quantizers under a budget).
     """
+    check_functions(evaluate=evaluate, progress=progress)
     levels = _levels(bits, float_too=budget is None)
     if (budget is None) == (floor is None) or (floor is None) != (evaluate is None):
         raise ValueError(

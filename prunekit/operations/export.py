@@ -24,8 +24,9 @@ import numpy as np
 
 from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.sections import Section
-from prunekit.core.data.calibration import check_inputs
+from prunekit.core.data.calibration import check_inputs, without_labels
 from prunekit.core.data.synthetic_inputs import comparison_inputs
+from prunekit.core.runtime.arguments import require_positive, writable_file, writable_folder
 from prunekit.core.runtime.partial_files import partial_file
 from prunekit.delivery.litert.export_reference import Format, Measure, ReferenceModel
 from prunekit.delivery.litert.isolated_run import Comparison, ExportRejected, run_in_subprocess
@@ -35,6 +36,7 @@ from prunekit.delivery.litert.xnnpack import read_verdict
 from prunekit.delivery.reports.advice import runtime_advice
 from prunekit.delivery.reports.report_sections import export_section
 from prunekit.delivery.reports.rows import INTEGERS, ExportRow, RuntimeAdvice, names_integers
+from prunekit.sparsity.arguments import check_functions
 from prunekit.suggestions import did_you_mean
 from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 
@@ -109,8 +111,8 @@ def export(  # noqa: PLR0913
         model: A built Keras model; it is not changed. The `.keras` file holds it without its optimizer.
         path: A file, "NAME.keras" or "NAME.tflite"; or a folder, which is made if missing.
         data: Inputs on which files and model are compared, examples along axis 0: an array, or a list, tuple or dict of
-            arrays in the model's input structure. Every example is run, so a few hundred are enough. None = random
-            numbers.
+            arrays in the model's input structure. Labels beside them, (inputs, labels), are left out. Every example is
+            run, so a few hundred are enough. None = random numbers.
         formats: Names from `prunekit.operations.export.FORMATS`, such as "keras" or "litert". A file has the format of
             its ending, or the one that is given.
         labels: Classes of the examples for the first output, as integers (examples,) or one-hot (examples, classes).
@@ -120,16 +122,23 @@ def export(  # noqa: PLR0913
         keep_going: True reports an `OSError` (for example, a full disk) as a "failed" row; False raises it.
 
     Raises:
-        ValueError: A format is unknown, the model is not built, data or labels do not fit the
-            model, or there are no data and no random inputs can be made.
+        ValueError: A format is unknown, the path cannot be written, the model is not built, data or labels do not fit
+            the model, or there are no data and no random inputs can be made.
+        TypeError: An argument is of a wrong type.
     """
     target = _checked_path(path)
     chosen = _formats_of(target, checked_formats(formats))
     if Path(name).name != name or not name:
         raise ValueError(f"`name` must be a plain file name. Received: {name!r}.")
+    check_functions(measure=measure)
+    require_positive(batch_size=batch_size)
+    if not isinstance(keep_going, bool):
+        raise TypeError(f"`keep_going` is True or False. Received: {keep_going!r}.")
     check_computes_in_floats(model)
+    if keep_going:  # else the error of writing is raised, which a recipe goes on from
+        (writable_file if target.suffix in _ENDINGS else writable_folder)(path)
     with contextlib.ExitStack() as scratch:
-        given = comparison_inputs(model) if data is None else data
+        given = comparison_inputs(model) if data is None else without_labels(model, data)
         subject = ReferenceModel(model, given, labels, batch_size, scratch, measure)
         check_inputs(model, keras.tree.pack_sequence_as(subject.structure, subject.inputs))
         with contextlib.suppress(ExportRejected):  # raise the caller's error before any work

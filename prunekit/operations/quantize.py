@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.layers.model_weights import check_built
-from prunekit.core.data.calibration import CheckedData, check_inputs
+from prunekit.core.data.calibration import CheckedData, check_inputs, without_labels
 from prunekit.core.data.synthetic_inputs import comparison_inputs
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.outputs.baseline import Baseline
@@ -26,7 +26,7 @@ from prunekit.delivery.integers.integer_writing import ENCODED, EXAMPLES, KnownO
 from prunekit.delivery.integers.keras_integers import export_keras_integers
 from prunekit.delivery.litert.export_reference import ReferenceModel
 from prunekit.keyword_options import keyword_options
-from prunekit.sparsity.arguments import MEMORY, number_of_bytes
+from prunekit.sparsity.arguments import MEMORY, check_functions, number_of_bytes
 from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import FORMER, QuantizationKeywords, QuantizationOptions
 from prunekit.techniques.quantize.placement.text_inputs import reads_texts, text_readers
@@ -54,9 +54,6 @@ class QuantizationResult(QuantizationReport):
         digest = None if known.simulation is None else weights_digest(state.model)
         vars(self).update(state=state, _samples=samples, _known=known, _digest=digest)
         remember(state)
-
-    def __repr__(self) -> str:
-        return f"<QuantizationResult {self.model_name!r}: {self.verdict()}>"
 
     @property
     def model(self) -> Any:
@@ -93,8 +90,8 @@ class QuantizationResult(QuantizationReport):
 
         Args:
             path: Name of the file, which ends with ".tflite" or ".keras". An existing file is replaced.
-            data: Examples in the model's input structure that the file is compared on; None = some of the calibration
-                data, or random numbers without these.
+            data: Examples that the file is compared on, as `pk.export` takes them; None = some of the calibration data,
+                or random numbers without these.
             integer_io: "inputs", "outputs" or both: these are int8 or int16 in the LiteRT file, with scale and zero
                 point of their grids, instead of float32, as microcontrollers want them. "uint8": both are uint8, as
                 cameras deliver pixels; ("inputs", "uint8"): these alone are.
@@ -122,6 +119,7 @@ class QuantizationResult(QuantizationReport):
             _check_texts(self.model)
         self.state.check_unchanged()
         if data is not None:
+            data = without_labels(self.model, data)
             check_inputs(self.model, data)
         given = self._samples if data is None else data
         if given is None:
@@ -209,6 +207,7 @@ def quantize(
     Source: Jacob et al. 2018, arXiv:1712.05877 (integer arithmetic); Frantar et al. 2022, arXiv:2210.17323 (GPTQ);
         Lin et al. 2023, arXiv:2306.00978 (AWQ).
     """
+    check_functions(progress=progress)
     chosen, memory = QuantizationOptions(**options), number_of_bytes("memory", memory)
     chosen.with_data(data)
     check_built(model)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 from prunekit.anatomy.graph.model_graph import graph_of
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
-from prunekit.sparsity.arguments import whole
+from prunekit.sparsity.arguments import check_functions, whole
 from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 from prunekit.techniques.shrink.channels.optimizer_state import carry_over, class_notes
 from prunekit.techniques.shrink.graph.graph_builder import build
@@ -51,6 +52,7 @@ def remove_blocks(
             of layers.
         TypeError: `model` is not a Keras 3 model.
     """
+    check_functions(progress=progress)
     _check(model, blocks, data)
     graph = LayerGraph(model)
     layers = graph.layer_count()
@@ -87,6 +89,11 @@ def remove_blocks(
 
 def _check(model: Any, blocks: int, data: Any) -> None:
     check_computes_in_floats(model)
+    if not isinstance(blocks, Real):
+        raise TypeError(
+            f"`blocks` is the number of blocks to remove. Received: {type(blocks).__name__}. The data follow it: "
+            "pk.remove_blocks(model, 1, data)."
+        )
     whole("blocks", blocks, 1)
     if graph_of(model) is None:
         raise ValueError(

@@ -22,7 +22,7 @@ from prunekit.delivery.plots.plots import to_png
 from prunekit.delivery.plots.sensitivity_plot import sensitivity_figure
 from prunekit.delivery.reports.metrics import Metric, inferred
 from prunekit.delivery.reports.sensitivity import ScannedWeight, SensitivityReport, SensitivityRow
-from prunekit.sparsity.arguments import MEMORY, fraction, number_of_bytes, whole
+from prunekit.sparsity.arguments import MEMORY, check_functions, fraction, number_of_bytes, whole
 from prunekit.sparsity.patterns import NM, Pattern
 from prunekit.sparsity.scores import Criterion
 from prunekit.sparsity.shorthands import CriterionName, Misfits, PatternName
@@ -87,6 +87,7 @@ def sensitivity(  # noqa: PLR0913
         ValueError: As for `pk.prune`; the folder holds a scan of another model, other data or other settings.
         TypeError: An argument is of a wrong type.
     """
+    check_functions(progress=progress)
     check_computes_in_floats(model)
     options = PruningOptions(criterion, pattern, "uniform", include, exclude, misfits=misfits)
     if bits is None:

@@ -13,7 +13,7 @@ from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.outputs.baseline import Baseline
 from prunekit.delivery.litert.model_measures import measure_of
 from prunekit.keyword_options import keyword_options
-from prunekit.sparsity.arguments import MEMORY, number_of_bytes
+from prunekit.sparsity.arguments import MEMORY, check_functions, number_of_bytes
 from prunekit.sparsity.shorthands import MEASURES, NONZERO
 from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 from prunekit.techniques.shrink.channels.budget import SizeModel
@@ -84,6 +84,7 @@ def shrink(  # noqa: PLR0913
             f"One target says how small the model becomes: {', '.join(given)}. Received: {', '.join(asked) or 'none'}. "
             "Pass exactly one, as the share that is left: channels=0.5."
         )
+    check_functions(progress=progress)
     chosen, memory = ShrinkOptions(**options), number_of_bytes("memory", memory)
     check_computes_in_floats(model)
     if inputs is not None:

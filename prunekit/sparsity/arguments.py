@@ -1,4 +1,4 @@
-"""Checks of numeric arguments: returns plain Python numbers, or raises an error that names the argument."""
+"""Checks of arguments: returns plain Python numbers, or raises an error that names the argument."""
 
 import math
 import re
@@ -65,6 +65,14 @@ def non_negative(name: str, value: Any) -> float:
     if not 0.0 <= value < math.inf:
         raise ValueError(f"{name} must be a finite number, 0 or more. Received: {name}={value}.")
     return value
+
+
+def check_functions(**functions: Any) -> None:
+    """Raises a TypeError for an argument that is neither a function nor None."""
+    for name, value in functions.items():
+        if value is not None and not callable(value):
+            kind = type(value).__name__
+            raise TypeError(f"`{name}` is a function or None. Received: {reprlib.repr(value)} of type {kind}.")
 
 
 def _number(name: str, value: Any, expected: str) -> Any:

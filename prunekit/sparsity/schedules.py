@@ -117,7 +117,9 @@ class _Decay(Schedule):
         if self.initial_sparsity > self.final_sparsity:
             raise ValueError(
                 "A schedule never restores pruned weights, so it needs initial_sparsity <= final_sparsity. "
-                f"Received: initial_sparsity={self.initial_sparsity}, final_sparsity={self.final_sparsity}."
+                f"Received: initial_sparsity={self.initial_sparsity}, final_sparsity={self.final_sparsity}. To end at "
+                f"{self.initial_sparsity:g}, pass final_sparsity={self.initial_sparsity:g}: the first argument is the "
+                "initial sparsity."
             )
         if self.end_step is not None:
             _set(self, "end_step", whole("end_step", self.end_step, minimum=0))
@@ -152,10 +154,12 @@ class _Decay(Schedule):
         return self.end_step
 
     def _of_unknown_end(self) -> ValueError:
+        name, final = type(self).__name__, f"{self.final_sparsity:g}"
         return ValueError(
             "A schedule without `end_step` takes it from the length of the training, which is not known here. "
-            f"Received: {self}. Pass end_step, or steps_per_epoch to `fit`; in a loop of your own, pass "
-            "schedule.fitted(steps) for `steps` optimizer updates."
+            f"Received: a {name} to {final} without end_step. Pass pk.schedules.{name}(final_sparsity={final}, "
+            f"end_step=STEPS), or pk.schedules.ConstantSparsity({final}) for this sparsity from the start; with `fit`, "
+            "steps_per_epoch is enough."
         )
 
     @abstractmethod

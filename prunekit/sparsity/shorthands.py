@@ -290,3 +290,10 @@ def parse_pattern(text: str) -> ParsedPattern | None:
     if match["n"] is not None:
         return ParsedPattern("nm", (int(match["n"]), int(match["m"])))
     return ParsedPattern("block", (int(match["inputs"]), int(match["outputs"])), match["pooling"])
+
+
+def readers_of(statistic: str) -> str:
+    """Returns which options need a statistic, with the verb: 'criterion="snip" or policy="regrow" needs'."""
+    options: dict[str, Registry[Any]] = {"criterion": CRITERIA, "allocation": ALLOCATIONS, "policy": POLICIES}
+    found = [f'{one}="{name}"' for one, rows in options.items() for name in rows if statistic in rows[name].needs]
+    return f"{' or '.join(found) or 'The criterion'} needs"

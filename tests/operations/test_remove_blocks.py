@@ -48,7 +48,7 @@ def test_a_model_without_a_graph_is_refused():
 
 def test_data_with_too_few_inputs_are_refused():
     model, inputs = built("two_towers")
-    with pytest.raises(ValueError, match=r"are user, item. Received: calibration data of 1 inputs"):
+    with pytest.raises(ValueError, match=r"are user, item. Received: 1 in the calibration data"):
         pk.remove_blocks(model, 1, inputs)
 
 

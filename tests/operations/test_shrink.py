@@ -254,7 +254,7 @@ def test_data_that_do_not_fit_the_model_are_refused_in_one_line(data):
         pk.prune(cnn(), 0.5, np.zeros((96, 9, 9, 3), "float32"), criterion="magnitude", allocation="uniform")
     model = ARCHITECTURES["two_towers"]()
     first, second = (np.zeros((8, *one.shape[1:]), "float32") for one in model.inputs)
-    with pytest.raises(ValueError, match=r"data of 1 inputs. Pass several inputs as a dictionary, or as a pair"):
+    with pytest.raises(ValueError, match=r"Received: 1 in the calibration data. Pass several inputs as a dictionary"):
         pk.shrink(model, channels=0.5, data=[first, second])
     _, report = pk.shrink(model, channels=0.5, data=([first, second], None))
     assert report.errors

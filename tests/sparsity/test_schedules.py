@@ -373,7 +373,7 @@ def test_an_open_schedule_names_what_it_needs(decay):
         lambda: schedule.latest_update(5),
         lambda: schedule.fitted(None),
     ):
-        with pytest.raises(ValueError, match=r"length of the training, .* Received: .*end_step=None.* Pass end_step"):
+        with pytest.raises(ValueError, match=r"length of the training, .* without end_step. Pass .*end_step=STEPS"):
             ask()
 
 

@@ -105,10 +105,11 @@ class _Selection:
         weightless = any(map(self.matcher, known))
         if weightless and self.matcher.option == "exclude":
             return
+        other = [name for name in known if not self.matcher(name)]
         what = "only layers without weights" if weightless else "no layer and no weight"
         raise ValueError(
             f"The pattern {self.matcher.pattern!r} in `{self.matcher.option}` matches {what} of the model "
-            f"{model.name!r}. {near_misses(self.matcher.pattern, known, [weight.name for weight in weights])}"
+            f"{model.name!r}. {near_misses(self.matcher.pattern, other, [weight.name for weight in weights])}"
         )
 
 

@@ -1,5 +1,6 @@
 """Calibration data: batches of inputs and labels from arrays, datasets and lists of batches."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -43,6 +44,7 @@ def weighted_batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[A
 
     Arguments and errors are those of `batches_of`.
     """
+    check_no_path(data)
     data = listed_as_arrays(data)
     if _is_arrays(data):
         yield from _slices(data, batch_size)
@@ -64,6 +66,25 @@ def weighted_batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[A
         yield _parts(batch)
     if empty:
         raise ValueError(f"{_EXPECTED}. Received: no batches.")
+
+
+def check_no_path(data: Any) -> None:
+    """Raises a TypeError for a path in the place of data."""
+    if isinstance(data, str | os.PathLike):
+        raise TypeError(
+            f"`data` are arrays, or batches of them. Received: the path {os.fspath(data)!r}. Load the file first, for "
+            "example with np.load, or keras.utils.image_dataset_from_directory for a folder of images."
+        )
+
+
+def without_labels(model: Any, data: Any) -> Any:
+    """Returns the inputs of a pair (inputs, labels) for a model, and all other data unchanged."""
+    check_no_path(data)
+    declared, data = declared_inputs(model), listed_as_arrays(data)
+    if declared is None or not isinstance(data, tuple) or len(data) not in (2, 3):
+        return data
+    count, of_all, of_first = (len(keras.tree.flatten(one)) for one in (declared, data, data[0]))
+    return data[0] if of_first == count != of_all else data
 
 
 def example_count(data: Any) -> int | None:
@@ -137,8 +158,9 @@ def check_inputs(model: Any, inputs: Any) -> None:
     known, given = keras.tree.flatten(declared), _in_order(model, declared, inputs)
     if len(known) != len(given):
         raise ValueError(
-            f"The inputs of the model {model.name!r} are {_inputs(known)}. Received: calibration "
-            f"data of {len(given)} inputs. Pass several inputs as a dictionary, or as a pair ([first, second], labels)."
+            f"The inputs of the model {model.name!r} are {_inputs(known)}. Received: "
+            f"{len(given)} in the calibration data. Pass several inputs as a dictionary, or as a pair "
+            "([first, second], labels)."
         )
     for one, leaf in zip(known, given, strict=True):
         if leaf is None and getattr(one._keras_history.operation, "optional", False):

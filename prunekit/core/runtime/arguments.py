@@ -27,6 +27,15 @@ def examples_in(**arrays: Any) -> int:
     return lengths.pop()
 
 
+def writable_folder(path: str | os.PathLike[str], name: str = "path") -> Path:
+    """Returns the path of a folder that files are going to be written into; folders that are missing can be made.
+
+    Raises:
+        ValueError: The path is a file, or no file can be written into the folder.
+    """
+    return _writable(path, name, write_problem(path, folder=True), "a folder")
+
+
 def writable_file(path: str | os.PathLike[str], name: str = "path") -> Path:
     """Returns the path of a file that is going to be written; folders that are missing can be made.
 
@@ -35,11 +44,14 @@ def writable_file(path: str | os.PathLike[str], name: str = "path") -> Path:
     """
     if not os.fspath(path) or os.path.isdir(path):
         raise ValueError(f"`{name}` is the name of a file. Received: the folder {os.fspath(path)!r}.")
-    problem = write_problem(path)
+    return _writable(path, name, write_problem(path), "a file in a folder")
+
+
+def _writable(path: str | os.PathLike[str], name: str, problem: str | None, kind: str) -> Path:
     if problem is not None:
         raise ValueError(
-            f"`{name}` is a file in a folder that you may write to. Received: {os.fspath(path)!r}, which cannot be "
-            f"written: {problem}."
+            f"`{name}` is {kind} that you may write to. Received: {os.fspath(path)!r}, which cannot be written: "
+            f"{problem}."
         )
     return Path(path)
 

@@ -10,7 +10,7 @@ import keras
 from prunekit.anatomy.layers.targets import Target
 from prunekit.core.data.calibration import batches_of, example_count
 from prunekit.core.runtime.snapshot import Snapshot, arrays_under
-from prunekit.sparsity.shorthands import STATISTICS
+from prunekit.sparsity.shorthands import STATISTICS, readers_of
 
 # What the progress of a pass over data is called.
 READ = "examples read"
@@ -131,8 +131,8 @@ class Collectors:
         lacking = [row.name for row in rows if row.source == "data"] if data is None else []
         if lacking:
             raise ValueError(
-                f"The statistic {lacking[0]!r} is collected from data. Received: no data. Pass `data`: inputs, a pair "
-                "(inputs, labels), or batches of them."
+                f"{readers_of(lacking[0])} calibration data: the statistic {lacking[0]!r} is collected from data. "
+                "Received: no data. Pass `data`: inputs, a pair (inputs, labels), or batches of them."
             )
         for row in rows:
             if row.backends and keras.backend.backend() not in row.backends:

@@ -81,7 +81,7 @@ def input_specs(model: keras.Model, samples: Any) -> list[InputSpec]:
         ]
     if len(known) != len(arrays):
         raise ValueError(
-            f"`data` must hold an array for each of the model's {len(known)} inputs. Received: {len(arrays)} arrays."
+            f"`data` hold an array for each input of the model, {len(known)} in all. Received: {len(arrays)}."
         )
     by_name = {tensor.name: tensor for tensor in known}
     if keys and all(key in by_name for key in keys):

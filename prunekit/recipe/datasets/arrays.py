@@ -124,8 +124,7 @@ def from_pairs(pairs: Any, owner: str) -> dict[str, Arrays]:
         (train_inputs, train_labels), (test_inputs, test_labels) = pairs
     except (TypeError, ValueError) as error:
         raise RecipeError(
-            f"{owner} must return ((train inputs, train labels), (test inputs, test labels)). "
-            f"Received: {_outline(pairs)}."
+            f"{owner} must be ((train inputs, train labels), (test inputs, test labels)). Received: {_outline(pairs)}."
         ) from error
     found: dict[str, Arrays] = {}
     for part, value in zip(PARTS, (train_inputs, train_labels, test_inputs, test_labels), strict=True):

@@ -49,6 +49,7 @@ from prunekit.recipe.state.replicas import distributed
 from prunekit.recipe.steps.expectations import failure_text
 from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe, located
 from prunekit.recipe.text.presence import check_sources_kept
+from prunekit.sparsity.arguments import check_functions
 
 __all__ = [
     "ExpectationError",
@@ -158,6 +159,7 @@ def compress(  # noqa: PLR0913
         OSError: Writing failed, for example on a full disk, or another process of the run was lost
             (`ConnectionError`). The checkpoints are kept for `resume`.
     """
+    check_functions(progress=progress)
     found = settled_recipe(recipe, model, data, overrides)
     if output is None and resume:
         raise RecipeError("`resume` needs the output directory of an unfinished run. Received: no `output`.")

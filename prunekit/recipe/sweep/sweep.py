@@ -25,6 +25,7 @@ from prunekit.recipe.text.grid import Point, grid
 from prunekit.recipe.text.loader import RecipeError, dump_recipe, load_recipe, require_trust
 from prunekit.recipe.text.presence import check_sources_kept
 from prunekit.recipe.text.yaml_reader import first_difference
+from prunekit.sparsity.arguments import check_functions
 
 TABLE = "sweep.json"
 SHEET = "sweep.csv"
@@ -67,6 +68,7 @@ def sweep(  # noqa: PLR0913
         RecipeError: The recipe, values, model or output is invalid; nothing was run.
         ImportError: `jobs` requires Ray, which is not installed.
     """
+    check_functions(progress=progress)
     points = grid(recipe, over, overrides)
     return run_points(
         points, output, model=model, jobs=jobs, size=size, trust=trust, force=force, progress=progress

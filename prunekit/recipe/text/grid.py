@@ -72,6 +72,8 @@ def grid(
     """
     if not isinstance(over, Mapping):
         raise TypeError(f"`over` is a mapping of variables to lists of values. Received: {shown(over)}.")
+    if not isinstance(overrides, Mapping | None):
+        raise TypeError(f"`overrides` maps variables of the recipe to values. Received: {shown(overrides)}.")
     values = {name: _checked(name, given) for name, given in over.items()}
     if not values:
         raise RecipeError(

@@ -56,7 +56,10 @@ def load_recipe(
 
     Raises:
         RecipeError: The recipe has a mistake. One line reports the first: file, line, column, expected, received.
+        TypeError: `overrides` is no mapping.
     """
+    if not isinstance(overrides, Mapping | None):
+        raise TypeError(f"`overrides` maps variables of the recipe to values. Received: {overrides!r}.")
     if isinstance(source, Recipe):
         if overrides:
             raise RecipeError(

@@ -23,12 +23,12 @@ BAD = {
     "texts": (np.array([["a"] * 5] * 4), TypeError, "arrays of numbers. Received: str32 for the input 'features'"),
     "objects": (GOOD.astype(object), TypeError, "arrays of numbers. Received: object for the input 'features'"),
     "complex numbers": (GOOD.astype("complex64"), TypeError, "Received: complex64 for the input 'features'"),
-    "a text": ("data", TypeError, "Calibration data are arrays of numbers. Received: str"),
+    "a text": ("data", TypeError, "Received: the path 'data'. Load the file first"),
     "NaN": (np.where(np.eye(4, 5) > 0, np.nan, GOOD), ValueError, "Received: 4 NaN or infinite values for the input"),
     "infinity": (np.float16(GOOD) * np.float16(np.inf), ValueError, "Received: 20 NaN or infinite values"),
     "another name": ({"other": GOOD}, ValueError, "are features. Received: calibration data with the names other"),
     "another width": (np.ones((4, 6)), ValueError, r"'features' is \(None, 5\).*Received: .* shape \(4, 6\)"),
-    "two inputs": (([GOOD, GOOD], np.zeros(4)), ValueError, "Received: calibration data of 2 inputs"),
+    "two inputs": (([GOOD, GOOD], np.zeros(4)), ValueError, "Received: 2 in the calibration data"),
     "no batch": ([], ValueError, "no batches"),
 }
 

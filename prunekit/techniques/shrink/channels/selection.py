@@ -136,6 +136,11 @@ def _predicted(budget: SizeModel, measure: Measure) -> Callable[[np.ndarray], fl
 def _counts(order: Order, budget: SizeModel, target: SizeTarget, options: ShrinkOptions) -> np.ndarray:
     """Returns how many units each group loses."""
     name, share = target.measure, target.share
+    if not order.length and share < 1 and options.tolerance is not None:
+        raise ValueError(
+            f"With minimum={options.minimum} and multiple={options.multiple}, no channel can be removed. Received: "
+            f"{name}={share:g}. Pass smaller ones."
+        )
     if name == "channels":
         asked = round((1 - share) * order.total)
         if asked > order.length and options.tolerance is not None:
