@@ -245,7 +245,7 @@ def test_a_data_factory_of_the_working_directory_is_called_with_its_arguments(fa
     [
         ("def make(n): return 1", "does not take these arguments"),
         ("make = 3", "has no function 'make'"),
-        ("def make(): return 1, 2, 3", r"must return \(\(train inputs, train labels\).* Received: tuple of 3"),
+        ("def make(): return 1, 2, 3", r"must be \(\(train inputs, train labels\).* Received: tuple of 3"),
         ("def make(): return ([np.ones(3)], 1), (2, 3)", "train_inputs of .* must be one array"),
         ("def make(): return ('ab', 1), (2, 3)", "train_inputs must be numbers"),
     ],

@@ -250,7 +250,7 @@ def test_a_schedule_one_step_short_of_its_end_lands(perceptron):
 def test_the_first_argument_names_a_schedule(perceptron):
     with pytest.raises(TypeError, match="pk.schedules.PolynomialDecay.*Received: '0.8'"):
         Pruner(perceptron, "0.8", allocation="uniform")
-    with pytest.raises(ValueError, match=r"length of the training, .* schedule\.fitted\(steps\)"):
+    with pytest.raises(ValueError, match=r"length of the training, .*final_sparsity=0.8, end_step=STEPS"):
         Pruner(perceptron, 0.8, allocation="uniform")
     with pytest.raises(TypeError, match="`optimizer` must be a Keras optimizer.*Received: 'adam'"):
         Pruner(perceptron, OneShot(0.5), "adam", allocation="uniform")
