@@ -7,8 +7,6 @@ import shutil
 import tempfile
 import zipfile
 
-from networks import dense_network
-
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 if os.environ.get("KERAS_BACKEND") == "torch":
@@ -25,6 +23,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import keras
 import numpy as np
 import pytest
+from networks import dense_network
 from short_suite import left_out
 
 import prunekit as pk
