@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from backends import BACKEND, training_step
 from keras import ops
+from networks import dense_network
 
 from prunekit.core.runtime.patching import shadowed
 from prunekit.core.training.joined_variables import joined, trainer_for
@@ -15,8 +16,7 @@ Y = np.random.default_rng(1).normal(size=(8, 3)).astype("float32")
 
 
 def network(optimizer=None):
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="dense")])
+    model = dense_network(4, seed=0, dense=3)
     model.compile(optimizer or keras.optimizers.SGD(0.1), "mse")
     return model
 

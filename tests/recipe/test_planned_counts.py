@@ -2,10 +2,10 @@
 
 import io
 
-import keras
 import numpy as np
 import pytest
 from backends import zero_counts
+from networks import dense_network
 from recipe_documents import one_shot, prune, recipe
 from rich.console import Console
 
@@ -19,10 +19,9 @@ ALLOCATIONS = ["uniform", "global", {"type": "global", "normalization": "l2"}, "
 
 def network():
     """Kernels of 64, 256 and 64 entries with weights of different sizes."""
-    layers = [keras.layers.Dense(units, "relu", name=name) for name, units in (("one", 16), ("two", 16), ("out", 4))]
-    found = keras.Sequential([keras.Input((4,)), *layers])
+    found = dense_network(4, one=16, two=16, out=4)
     generator = np.random.default_rng(0)
-    for layer, scale in zip(layers, (1.0, 0.5, 0.2), strict=True):
+    for layer, scale in zip(found.layers, (1.0, 0.5, 0.2), strict=True):
         layer.kernel.assign(scale * generator.normal(size=layer.kernel.shape))
     return found
 

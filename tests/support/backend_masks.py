@@ -12,6 +12,7 @@ import warnings
 import keras
 import numpy as np
 from keras import ops
+from networks import sequential
 
 from prunekit.operations.prune import prune
 from prunekit.sparsity.schedules import OneShot
@@ -19,14 +20,12 @@ from prunekit.techniques.pruning.masks.options import PruningOptions
 from prunekit.techniques.pruning.training.pruner_run import PrunerRun
 
 LAYERS = {
-    "image": lambda dtype: keras.Sequential(
-        [keras.Input((6, 6, 3)), keras.layers.Conv2D(10, 3, dtype=dtype), keras.layers.DepthwiseConv2D(3, dtype=dtype)]
+    "image": lambda dtype: sequential(
+        (6, 6, 3), keras.layers.Conv2D(10, 3, dtype=dtype), keras.layers.DepthwiseConv2D(3, dtype=dtype)
     ),
-    "dense": lambda dtype: keras.Sequential(
-        [keras.Input((36,)), keras.layers.Dense(52, dtype=dtype), keras.layers.Dense(7, dtype=dtype)]
-    ),
-    "words": lambda dtype: keras.Sequential(
-        [keras.Input((5,)), keras.layers.Embedding(44, 12, dtype=dtype), keras.layers.LSTM(6, dtype=dtype)]
+    "dense": lambda dtype: sequential((36,), keras.layers.Dense(52, dtype=dtype), keras.layers.Dense(7, dtype=dtype)),
+    "words": lambda dtype: sequential(
+        (5,), keras.layers.Embedding(44, 12, dtype=dtype), keras.layers.LSTM(6, dtype=dtype)
     ),
 }
 # What weights can look like: no two equal; ties everywhere; a codebook; one whose channels hold the same values, each

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 from keras import layers, ops
+from networks import sequential
 
 TENSORFLOW, JAX, TORCH = "tensorflow", "jax", "torch"
 BACKEND = keras.backend.backend()
@@ -145,9 +146,8 @@ class Autoencoder(keras.Model):
         self.encoder = keras.Sequential([layers.Dense(16, "relu", name="enc")], name="encoder")
         self.mean, self.spread = layers.Dense(LATENT, name="mean"), layers.Dense(LATENT, name="spread")
         self.sampling = Sampling()
-        self.decoder = keras.Sequential(
-            [keras.Input((LATENT,)), layers.Dense(16, "relu", name="dec"), layers.Dense(FEATURES, name="pixels")],
-            name="decoder",
+        self.decoder = sequential(
+            (LATENT,), layers.Dense(16, "relu", name="dec"), layers.Dense(FEATURES, name="pixels"), name="decoder"
         )
         self.tracker = keras.metrics.Mean(name="loss")
         if BACKEND != TENSORFLOW:
@@ -218,9 +218,8 @@ class Trainer(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.network = keras.Sequential(
-            [keras.Input((FEATURES,)), layers.Dense(16, "relu", name="hidden"), layers.Dense(CLASSES, name="logits")],
-            name="network",
+        self.network = sequential(
+            (FEATURES,), layers.Dense(16, "relu", name="hidden"), layers.Dense(CLASSES, name="logits"), name="network"
         )
         if BACKEND != TENSORFLOW:
             self.built = True

@@ -3,12 +3,11 @@
 import keras
 import numpy as np
 from keras import layers
+from networks import sequential
 
 
 def network(**options):
-    model = keras.Sequential(
-        [keras.Input((5,)), layers.Dense(6, "tanh", name="hidden"), layers.Dense(3, name="last", **options)]
-    )
+    model = sequential((5,), layers.Dense(6, "tanh", name="hidden"), layers.Dense(3, name="last", **options))
     rng = np.random.default_rng(4)
     for weight in model.weights:
         weight.assign(rng.normal(size=weight.shape))

@@ -4,6 +4,7 @@ import json
 
 import keras
 import numpy as np
+from networks import sequential
 
 import prunekit as pk
 from prunekit import cli
@@ -47,14 +48,12 @@ IN_ROUNDS = {"number": 2, "sparsity": 0.8, "epochs_per_round": 2}
 
 def model():
     layers = keras.layers
-    return keras.Sequential(
-        [
-            keras.Input((8,)),
-            layers.Dense(16, activation="relu", name="hidden"),
-            layers.BatchNormalization(name="norm"),
-            layers.Dropout(0.3, name="dropout"),
-            layers.Dense(4, name="logits"),
-        ]
+    return sequential(
+        (8,),
+        layers.Dense(16, activation="relu", name="hidden"),
+        layers.BatchNormalization(name="norm"),
+        layers.Dropout(0.3, name="dropout"),
+        layers.Dense(4, name="logits"),
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import keras
 import numpy as np
 from keras import ops
+from networks import dense_network
 
 import prunekit as pk
 
@@ -20,14 +21,7 @@ def make_data():
 
 def network(optimizer=None):
     """A perceptron with 160 and 48 weights."""
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((10,)),
-            keras.layers.Dense(16, activation="relu", name="hidden"),
-            keras.layers.Dense(3, name="head"),
-        ]
-    )
+    model = dense_network(10, seed=0, hidden=16, head=3)
     model.compile(optimizer or keras.optimizers.Adam(0.01), "mse")
     return model
 

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 from architecture_parts import VOCABULARY, architecture, chain, classify, conv_bn, stack
 from keras import layers as L, ops
+from networks import sequential
 
 # Normalizations and activations with weights.
 
@@ -112,9 +113,8 @@ def rms_decoder():
 def two_towers():
     """One tower shared by two inputs; the outputs are their cosine and a Dense head over both."""
     user, item = keras.Input((7,), name="user"), keras.Input((7,), name="item")
-    tower = keras.Sequential(
-        [keras.Input((7,)), L.Dense(14, activation="relu", name="tower_hidden"), L.Dense(9, name="tower_out")],
-        name="tower",
+    tower = sequential(
+        (7,), L.Dense(14, activation="relu", name="tower_hidden"), L.Dense(9, name="tower_out"), name="tower"
     )
     left, right = tower(user), tower(item)
     cosine = L.Dot(axes=-1, normalize=True, name="cosine")([left, right])

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 from keras import layers
+from networks import sequential
 
 
 def frozen(layer):
@@ -11,28 +12,24 @@ def frozen(layer):
 
 
 def perceptron():
-    return keras.Sequential(
-        [
-            keras.Input((8,)),
-            frozen(layers.Dense(16, "relu", name="hidden")),
-            layers.Dense(6, "tanh", name="middle"),
-            layers.Dense(4, name="logits"),
-        ]
+    return sequential(
+        (8,),
+        frozen(layers.Dense(16, "relu", name="hidden")),
+        layers.Dense(6, "tanh", name="middle"),
+        layers.Dense(4, name="logits"),
     )
 
 
 def convolutional():
-    return keras.Sequential(
-        [
-            keras.Input((6, 6, 2)),
-            frozen(layers.Conv2D(4, 3, name="conv_1")),
-            frozen(layers.BatchNormalization(name="norm")),
-            layers.ReLU(),
-            layers.MaxPooling2D(name="pool"),
-            layers.Flatten(name="flat"),
-            layers.Dropout(0.3, seed=5, name="drop"),
-            layers.Dense(4, name="logits"),
-        ]
+    return sequential(
+        (6, 6, 2),
+        frozen(layers.Conv2D(4, 3, name="conv_1")),
+        frozen(layers.BatchNormalization(name="norm")),
+        layers.ReLU(),
+        layers.MaxPooling2D(name="pool"),
+        layers.Flatten(name="flat"),
+        layers.Dropout(0.3, seed=5, name="drop"),
+        layers.Dense(4, name="logits"),
     )
 
 
@@ -55,9 +52,8 @@ def two_ends():
 
 def nested():
     """A backbone in a model in a model, of which only the first layer is frozen."""
-    core = keras.Sequential(
-        [keras.Input((8,)), frozen(layers.Dense(9, "tanh", name="one")), layers.Dense(7, "tanh", name="two")],
-        name="core",
+    core = sequential(
+        (8,), frozen(layers.Dense(9, "tanh", name="one")), layers.Dense(7, "tanh", name="two"), name="core"
     )
     inner = keras.Input((8,))
     backbone = keras.Model(inner, layers.Dense(6, name="three")(core(layers.Rescaling(0.5)(inner))), name="backbone")

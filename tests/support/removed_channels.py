@@ -3,19 +3,18 @@
 import keras
 import numpy as np
 from keras import layers
+from networks import sequential
 
 
 def small_cnn(width=24):
     """Two convolutions of `width` and `width + 8` filters, a hidden layer of 40 units and 5 classes."""
-    return keras.Sequential(
-        [
-            keras.Input((12, 12, 3)),
-            layers.Conv2D(width, 3, activation="relu", name="one"),
-            layers.Conv2D(width + 8, 3, activation="relu", name="two"),
-            layers.GlobalAveragePooling2D(),
-            layers.Dense(40, activation="relu", name="hidden"),
-            layers.Dense(5, name="logits"),
-        ]
+    return sequential(
+        (12, 12, 3),
+        layers.Conv2D(width, 3, activation="relu", name="one"),
+        layers.Conv2D(width + 8, 3, activation="relu", name="two"),
+        layers.GlobalAveragePooling2D(),
+        layers.Dense(40, activation="relu", name="hidden"),
+        layers.Dense(5, name="logits"),
     )
 
 

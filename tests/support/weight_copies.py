@@ -4,6 +4,7 @@ import itertools
 
 import keras
 import numpy as np
+from networks import sequential
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
@@ -45,10 +46,8 @@ class Copies(keras.callbacks.Callback):
 
 
 def network(constraint=None):
-    return keras.Sequential(
-        [
-            keras.Input((8,)),
-            keras.layers.Dense(16, "relu", name="hidden", kernel_constraint=constraint),
-            keras.layers.Dense(4, name="logits"),
-        ]
+    return sequential(
+        (8,),
+        keras.layers.Dense(16, "relu", name="hidden", kernel_constraint=constraint),
+        keras.layers.Dense(4, name="logits"),
     )

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as L
-from networks import sequential
+from networks import dense_network, sequential
 
 import prunekit as pk
 from prunekit.anatomy.records.reports import Choice
@@ -17,9 +17,7 @@ pytestmark = pytest.mark.every_backend
 
 
 def network():
-    keras.utils.set_random_seed(0)
-    hidden = [L.Dense(16, activation="relu", name=f"hidden_{i}") for i in range(2)]
-    return keras.Sequential([keras.Input((8,)), *hidden, L.Dense(4, name="head")], name="net")
+    return dense_network(8, seed=0, hidden_0=16, hidden_1=16, head=4)
 
 
 def inputs():

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from backends import zero_counts
+from networks import dense_network
 from recipe_documents import recipe
 
 import prunekit as pk
@@ -17,8 +18,7 @@ pytestmark = pytest.mark.every_backend
 @pytest.fixture
 def model():
     """Kernels of 128, 256 and 64 entries."""
-    layers = [keras.layers.Dense(units, name=name) for name, units in (("one", 16), ("two", 16), ("three", 4))]
-    return keras.Sequential([keras.Input((8,)), *layers])
+    return dense_network(8, one=16, two=16, three=4)
 
 
 @pytest.mark.parametrize("allocation", ["uniform", "erk", "global", "lamp"])

@@ -8,8 +8,9 @@ import math
 import keras
 import numpy as np
 import pytest
-from architectures import ARCHITECTURES, inputs_of, randomize, stack
+from architectures import ARCHITECTURES, inputs_of, randomize
 from keras import layers as L, ops
+from networks import dense_network
 
 from prunekit.delivery.pages.pictures import PLOTS
 from prunekit.delivery.plots.plots import to_svg
@@ -26,15 +27,7 @@ pytestmark = pytest.mark.every_backend(cases=0)
 
 def network(seed=0):
     """Returns a model of four layers with random weights, and data."""
-    keras.utils.set_random_seed(seed)
-    model = stack(
-        (10,),
-        L.Dense(24, activation="relu", name="first"),
-        L.Dense(24, activation="relu", name="second"),
-        L.Dense(12, activation="relu", name="third"),
-        L.Dense(4, name="head"),
-    )
-    randomize(model)
+    model = randomize(dense_network(10, seed=seed, first=24, second=24, third=12, head=4))
     return model, np.random.default_rng(seed).normal(size=(96, 10)).astype("float32")
 
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from networks import sequential
+from networks import dense_network
 
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
 from prunekit.techniques.pruning.training.pruner import Pruner
@@ -41,8 +41,7 @@ def curve():
 
 
 def perceptron(inputs=3, hidden=12, outputs=2):
-    keras.utils.set_random_seed(4)
-    return sequential((inputs,), keras.layers.Dense(hidden, "tanh"), keras.layers.Dense(outputs, name="out"))
+    return dense_network(inputs, activation="tanh", seed=4, hidden=hidden, out=outputs)
 
 
 def regression(examples=40, inputs=3, outputs=2):
