@@ -33,14 +33,8 @@ def errors(*values, bits=8):
     return [{"name": f"block_{i}/kernel", "error": value, "bits": bits} for i, value in enumerate(values)]
 
 
-def drawn_ranges(rows, width=560):
-    figure = PLOTS["ranges"]({"ranges": rows}, width)
-    to_png(figure, scale=1)
-    return figure
-
-
-def drawn_errors(rows, width=560):
-    figure = PLOTS["errors"]({"errors": rows}, width)
+def drawn(plot, rows, width=560):
+    figure = PLOTS[plot]({plot: rows}, width)
     to_png(figure, scale=1)
     return figure
 
@@ -72,7 +66,7 @@ def many(count):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("bounds", [[(0.0, 0.00025)], [(-1, 2.5), (0, 3)], many(150)], ids=["one", "two", "150"])
 def test_each_range_is_a_bar_from_low_to_high_in_a_row_of_its_own(bounds, width):
-    figure = drawn_ranges(ranges(*bounds), width)
+    figure = drawn("ranges", ranges(*bounds), width)
     (axes,) = figure.axes
     ends = [end for bar in bars(figure) for end in (bar.get_x(), bar.get_x() + bar.get_width())]
     assert ends == pytest.approx([end for pair in bounds for end in pair])
@@ -84,7 +78,7 @@ def test_each_range_is_a_bar_from_low_to_high_in_a_row_of_its_own(bounds, width)
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_ranges_of_a_hundredth_and_of_a_hundred_are_readable_in_one_picture(width):
-    figure = drawn_ranges(ranges((-0.01, 0.01), (0, 1), (0, 100)), width)
+    figure = drawn("ranges", ranges((-0.01, 0.01), (0, 1), (0, 100)), width)
     assert figure.axes[0].get_xscale() == "symlog"
     lengths = [bar.get_window_extent().width for bar in bars(figure)]
     assert lengths[0] > 0.1 * width / 2 and lengths == sorted(lengths)
@@ -93,17 +87,18 @@ def test_ranges_of_a_hundredth_and_of_a_hundred_are_readable_in_one_picture(widt
 
 
 def test_ranges_of_similar_size_are_on_a_linear_axis():
-    axes = drawn_ranges(ranges((-1, 2.5), (0, 6))).axes[0]
+    axes = drawn("ranges", ranges((-1, 2.5), (0, 6))).axes[0]
     assert (axes.get_xscale(), axes.get_xlabel()) == ("linear", "range")
 
 
 def test_a_range_that_the_kernel_prescribes_is_hollow_and_in_the_legend():
     rows = [*ranges((0, 6)), {"name": "softmax", "low": 0.0, "high": 0.996, "chosen": "kernel"}]
-    data, kernel = bars(drawn_ranges(rows))
+    data, kernel = bars(drawn("ranges", rows))
     assert data.get_facecolor() == to_rgba(COLOURS["after"]) and kernel.get_facecolor()[3] == 0
     assert kernel.get_linewidth() > 1
     legends = [
-        [text.get_text() for text in drawn_ranges(found).legends[0].get_texts()] for found in (rows, rows[:1], rows[1:])
+        [text.get_text() for text in drawn("ranges", found).legends[0].get_texts()]
+        for found in (rows, rows[:1], rows[1:])
     ]
     both = ["chosen from data", "prescribed by the kernel"]
     assert legends == [both, both[:1], both[1:]]
@@ -124,7 +119,7 @@ def test_a_range_that_the_kernel_prescribes_is_hollow_and_in_the_legend():
 )
 @pytest.mark.parametrize("width", WIDTHS)
 def test_ticks_of_ranges_stay_apart_and_have_zero(bounds, width):
-    figure = drawn_ranges(ranges(*bounds), width)
+    figure = drawn("ranges", ranges(*bounds), width)
     ticks = shown_ticks(figure.axes[0])
     assert "0" in [tick.get_text() for tick in ticks]
     assert apart([tick.get_window_extent() for tick in ticks])
@@ -138,7 +133,7 @@ def test_ticks_of_ranges_stay_apart_and_have_zero(bounds, width):
 @pytest.mark.parametrize("count", [1, 2, 150])
 def test_each_error_is_a_point_in_a_row_of_its_own(count, width):
     values = [1e-5 * 1.07**i for i in range(count)]
-    figure = drawn_errors(errors(*values), width)
+    figure = drawn("errors", errors(*values), width)
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"
     assert [line.get_xdata()[0] for line in points(figure)] == values
@@ -151,7 +146,7 @@ def test_each_error_is_a_point_in_a_row_of_its_own(count, width):
 
 def test_bits_differ_in_colour_or_marker_and_are_in_the_legend():
     rows = [{"name": f"w{bits}", "error": 2.0**-bits, "bits": bits} for bits in (8, 2, 3, 4, 5, 6, 7, 16, 8)]
-    figure = drawn_errors(rows)
+    figure = drawn("errors", rows)
     marks = [(line.get_marker(), line.get_markerfacecolor()) for line in points(figure)]
     assert len(set(marks)) == 8 and marks[0] == marks[-1]
     assert len({marker for marker, _ in marks}) == 8
@@ -161,7 +156,7 @@ def test_bits_differ_in_colour_or_marker_and_are_in_the_legend():
 
 @pytest.mark.parametrize("small", [0.0, 1e-30])
 def test_an_error_of_zero_is_a_hollow_point_at_the_end_of_the_axis(small):
-    figure = drawn_errors(errors(0.2, small, 1e-4))
+    figure = drawn("errors", errors(0.2, small, 1e-4))
     start, _ = figure.axes[0].get_xlim()
     filled, hollow, other = points(figure)
     assert hollow.get_xdata()[0] == start and hollow.get_markerfacecolor() == "none"
@@ -173,7 +168,7 @@ def test_an_error_of_zero_is_a_hollow_point_at_the_end_of_the_axis(small):
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
 def test_an_unknown_error_has_a_row_without_a_point(value):
-    figure = drawn_errors(errors(value, 0.01))
+    figure = drawn("errors", errors(value, 0.01))
     assert len(points(figure)) == 1
     assert [text.get_text() for text in figure.axes[0].texts] == ["–", "0.01"]
 
@@ -183,7 +178,7 @@ def test_an_unknown_error_has_a_row_without_a_point(value):
 )
 @pytest.mark.parametrize("width", WIDTHS)
 def test_ticks_of_errors_stay_apart(values, width):
-    figure = drawn_errors(errors(*values), width)
+    figure = drawn("errors", errors(*values), width)
     ticks = shown_ticks(figure.axes[0])
     assert len(ticks) >= 2
     assert apart([tick.get_window_extent() for tick in ticks])

@@ -6,8 +6,9 @@ import keras
 import numpy as np
 import pytest
 from architectures import inputs_of, randomize, stack
-from block_models import built, outputs, relative_change, rows_by_name
+from block_models import built, relative_change, rows_by_name
 from keras import layers as L, ops
+from networks import outputs
 from without_prunekit import outputs_of_file
 
 import prunekit as pk

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from architectures import ARCHITECTURES, inputs_of, randomize, stack
 from keras import layers as L, ops
-from simplified_models import check_equal, names, outputs
+from networks import outputs
+from simplified_models import check_equal, names
 from without_prunekit import outputs_of_file
 
 import prunekit as pk

@@ -1,14 +1,8 @@
 """Models with removable blocks, and what tests compare of them."""
 
-import keras
 import numpy as np
 from architectures import ARCHITECTURES, inputs_of, randomize
-from keras import ops
-
-
-def outputs(model, inputs):
-    """The outputs of a model in inference, as arrays."""
-    return [ops.convert_to_numpy(one) for one in keras.tree.flatten(model(inputs, training=False))]
+from networks import outputs
 
 
 def relative_change(model, other, inputs):

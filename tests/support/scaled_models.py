@@ -1,19 +1,14 @@
 """Multiplies the channels of models by factors, and compares outputs."""
 
-import keras
 import numpy as np
 from architectures import inputs_of, randomize, stack
-from keras import layers as L, ops
+from keras import layers as L
+from networks import outputs
 
 from prunekit.core.runtime.variable_values import assigned
 from prunekit.techniques.quantize.placement.placement import place
 from prunekit.techniques.quantize.rescaling.channel_scaling import rescale
 from prunekit.techniques.quantize.rescaling.rescaling import rescalable
-
-
-def outputs_of(model, inputs, training=False) -> list[np.ndarray]:
-    """Returns the model's outputs."""
-    return [ops.convert_to_numpy(one) for one in keras.tree.flatten(model(inputs, training=training))]
 
 
 def multiply_all(model, seed=0, exact=True) -> None:
@@ -36,10 +31,10 @@ def assert_unchanged_by_factors(model, tolerance=1e-5) -> None:
     """Checks that the weights change and the outputs do not."""
     randomize(model)
     inputs = inputs_of(model)
-    before, weights = outputs_of(model, inputs), [np.array(one) for one in model.get_weights()]
+    before, weights = outputs(model, inputs), [np.array(one) for one in model.get_weights()]
     multiply_all(model, exact=False)
     assert any((one != other).any() for one, other in zip(weights, model.get_weights(), strict=True))
-    assert_same(outputs_of(model, inputs), before, tolerance)
+    assert_same(outputs(model, inputs), before, tolerance)
 
 
 # ---- which tensors ---------------------------------------------------------------------------------------------------

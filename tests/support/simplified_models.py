@@ -3,13 +3,10 @@
 import keras
 import numpy as np
 from architectures import inputs_of, randomize
-from keras import layers as L, ops
+from keras import layers as L
+from networks import outputs
 
 import prunekit as pk
-
-
-def outputs(model, inputs):
-    return [ops.convert_to_numpy(one) for one in keras.tree.flatten(model(inputs, training=False))]
 
 
 def check_equal(model, tolerance=1e-5):

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from architectures import ARCHITECTURES, inputs_of, randomize, stack
 from keras import layers as L, ops
-from scaled_models import LAST, assert_same, assert_unchanged_by_factors, dense_pair, image, multiply_all, outputs_of
+from networks import outputs
+from scaled_models import LAST, assert_same, assert_unchanged_by_factors, dense_pair, image, multiply_all
 
 from prunekit.core.runtime.variable_values import assigned
 from prunekit.techniques.quantize.placement.placement import place
@@ -23,9 +24,9 @@ pytestmark = pytest.mark.every_backend
 def test_outputs_of_architectures_stay_as_they_are(name):
     model = randomize(ARCHITECTURES[name]())
     inputs = inputs_of(model)
-    before = outputs_of(model, inputs)
+    before = outputs(model, inputs)
     multiply_all(model)
-    assert_same(outputs_of(model, inputs), before, 1e-5)
+    assert_same(outputs(model, inputs), before, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["einsum", "densenet", "resnet20", "conv3d", "bottleneck"])
@@ -37,9 +38,9 @@ def test_outputs_stay_with_factors_that_are_rounded(name):
 def test_outputs_in_training_stay_as_they_are(name):
     model = randomize(ARCHITECTURES[name]())
     inputs = inputs_of(model)
-    before = outputs_of(model, inputs, training=True)
+    before = outputs(model, inputs, training=True)
     multiply_all(model)
-    assert_same(outputs_of(model, inputs, training=True), before, 1e-5)
+    assert_same(outputs(model, inputs, training=True), before, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["einsum", "separable", "grouped", "transposed", "mobilenetv2", "rms_norm", "prelu"])
@@ -47,13 +48,13 @@ def test_the_tensors_themselves_are_multiplied(name):
     model = randomize(ARCHITECTURES[name]())
     inputs, scalings = inputs_of(model), rescalable(place(model))
     watched = keras.Model(model.input, [one.producer.outputs[0] for one in scalings])
-    before = outputs_of(watched, inputs)
+    before = outputs(watched, inputs)
     factors = [2.0 ** np.random.default_rng(1).integers(-2, 3, one.channels) for one in scalings]
     for scaling, factor in zip(scalings, factors, strict=True):
         with assigned(rescale(scaling, factor)):
             pass
     expected = [one * factor.astype("float32") for one, factor in zip(before, factors, strict=True)]
-    assert_same(outputs_of(watched, inputs), expected, 1e-6)
+    assert_same(outputs(watched, inputs), expected, 1e-6)
 
 
 def test_zeros_stay_zeros_and_only_the_named_weights_change():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from architectures import ARCHITECTURES, inputs_of, randomize, stack
 from keras import layers as L, ops
+from networks import outputs
 from plain_quantization import plain_equalization
 
 from prunekit.core.runtime.variable_values import assigned
@@ -16,11 +17,6 @@ from prunekit.techniques.quantize.placement.placement import place
 from prunekit.techniques.quantize.rescaling.channel_scaling import rescale
 from prunekit.techniques.quantize.rescaling.equalization import channel_ranges, equalized
 from prunekit.techniques.quantize.rescaling.rescaling import rescalable
-
-
-def outputs_of(model, inputs) -> list[np.ndarray]:
-    """Returns the model's outputs in inference."""
-    return [ops.convert_to_numpy(one) for one in keras.tree.flatten(model(inputs, training=False))]
 
 
 def unbalanced(model, spread=1000.0, seed=5):
@@ -50,24 +46,24 @@ def mobile():
 
 def error_with_one_scale(model, inputs) -> float:
     """Returns the error of the outputs if each kernel is rounded to 8 bits with one scale, relative to the outputs."""
-    exact = outputs_of(model, inputs)[0]
+    exact = outputs(model, inputs)[0]
     copy = keras.models.clone_model(model)
     copy.set_weights(model.get_weights())
     for layer in copy.layers:
         if hasattr(layer, "kernel"):
             values = ops.convert_to_numpy(layer.kernel)
             layer.kernel.assign(grid_of(values, IntegerFormat(8)).nearest(values))
-    return float(np.linalg.norm(outputs_of(copy, inputs)[0] - exact) / np.linalg.norm(exact))
+    return float(np.linalg.norm(outputs(copy, inputs)[0] - exact) / np.linalg.norm(exact))
 
 
 def test_channels_whose_ranges_differ_a_thousandfold_are_rounded_with_a_tenth_of_the_error():
     model = unbalanced(dense_pair())
     inputs = inputs_of(model, examples=64)
-    first, (before,) = error_with_one_scale(model, inputs), outputs_of(model, inputs)
+    first, (before,) = error_with_one_scale(model, inputs), outputs(model, inputs)
     with assigned(equalized(place(model)).values):
         pass
     assert error_with_one_scale(model, inputs) < first / 10
-    assert np.allclose(outputs_of(model, inputs)[0], before, rtol=1e-5, atol=1e-5 * np.abs(before).max())
+    assert np.allclose(outputs(model, inputs)[0], before, rtol=1e-5, atol=1e-5 * np.abs(before).max())
 
 
 def test_one_sweep_over_two_layers_applies_the_formula():
@@ -128,13 +124,13 @@ def test_ranges_on_both_sides_of_each_channel_become_equal(make):
 def test_outputs_of_architectures_stay_and_a_second_time_changes_nothing(name):
     model = randomize(ARCHITECTURES[name]())
     inputs = inputs_of(model)
-    before = outputs_of(model, inputs)
+    before = outputs(model, inputs)
     found = equalized(place(model))
     assert found.converged
     assert bool(found.values) == bool(found.pairs)
     with assigned(found.values):
         pass
-    for one, other in zip(outputs_of(model, inputs), before, strict=True):
+    for one, other in zip(outputs(model, inputs), before, strict=True):
         assert np.abs(one - other).max() <= 1e-5 * np.abs(other).max()
     again = equalized(place(model))
     assert (again.values, again.layers) == ([], ())

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from architectures import inputs_of, randomize, stack
 from keras import layers as L, ops
-from scaled_models import assert_same, multiply_all, outputs_of
+from networks import outputs
+from scaled_models import assert_same, multiply_all
 
 from prunekit.core.runtime.variable_values import assigned
 from prunekit.techniques.quantize.after_training import quantize_model
@@ -96,11 +97,11 @@ def test_the_outputs_stay_with_factors_of_channels_that_a_recurrent_layer_reads(
     assert found_in(model)[0] in ("first -> last", "first -> last last")
     randomize(model)
     inputs = sentences(model)
-    before, weights = outputs_of(model, inputs), [np.array(one) for one in model.get_weights()]
+    before, weights = outputs(model, inputs), [np.array(one) for one in model.get_weights()]
     multiply_all(model, exact=False)
     changed = [one.path for one, former in zip(model.weights, weights, strict=True) if (array(one) != former).any()]
     assert any("first" in path for path in changed) and all("recurrent" not in path for path in changed)
-    assert_same(outputs_of(model, inputs), before, 1e-5)
+    assert_same(outputs(model, inputs), before, 1e-5)
 
 
 def array(variable) -> np.ndarray:
@@ -260,11 +261,11 @@ def test_zeros_of_a_table_and_of_a_recurrent_kernel_stay_zeros():
 
 def test_ranges_of_a_table_and_of_both_directions_become_equal_and_the_report_names_the_reader_once():
     model, data = with_uneven_words(both_ways, 0)
-    before, found = outputs_of(model, data), equalized(place(model))
+    before, found = outputs(model, data), equalized(place(model))
     assert found.converged and [(one.producer, one.readers) for one in found.layers] == [("first", ("last",))]
     with assigned(found.values):
         pass
-    assert_same(outputs_of(model, data), before, 1e-5)
+    assert_same(outputs(model, data), before, 1e-5)
     (scaling,) = rescalable(place(model))
     table, last = model.get_layer("first").embeddings, model.get_layer("last")
     computed, read = channel_ranges(scaling)

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from architectures import inputs_of, randomize, stack
 from keras import layers as L, ops
-from simplified_models import check_equal, outputs
+from networks import outputs
+from simplified_models import check_equal
 
 import prunekit as pk
 from prunekit.techniques.shrink.graph.folding import FOLDED
