@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from tiny_recipes import Stop, prune, recipe, told, zeros
+from tiny_recipes import Stop, prune, recipe, resumed, told, zeros
 
 import prunekit as pk
 from prunekit.anatomy.files.digests import model_digest
@@ -74,11 +74,9 @@ def test_zeros_of_earlier_steps_hold_in_both(pairs):
 def test_an_interrupted_run_ends_with_the_same_bytes(pairs, tmp_path, ends):
     steps = recipe(TRAIN, BLOCK, {"finetune": {"epochs": 2}}, SIMPLIFY)
     whole = compress(steps, network(), pairs)
-    with pytest.raises(KeyboardInterrupt):
-        compress(steps, network(), pairs, tmp_path / "run", progress=Stop(ends))
-    resumed = compress(steps, network(), pairs, tmp_path / "run", resume=True)
-    assert model_digest(resumed.model) == model_digest(whole.model)
-    assert told(resumed.report)["steps"] == told(whole.report)["steps"]
+    found = resumed(steps, network, pairs, tmp_path / "run", Stop(ends))
+    assert model_digest(found.model) == model_digest(whole.model)
+    assert told(found.report)["steps"] == told(whole.report)["steps"]
 
 
 @pytest.mark.thorough

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from tiny_recipes import Stop, one_shot, prune, recipe, told
+from tiny_recipes import Stop, one_shot, prune, recipe, resumed, told
 
 from prunekit.anatomy.files.digests import model_digest
 from prunekit.delivery.pages.html_report import render_html
@@ -321,12 +321,10 @@ def test_a_file_that_fails_leaves_a_row_with_the_reason(pairs, monkeypatch):
 def test_an_interrupted_run_ends_with_the_same_bytes(pairs, tmp_path):
     steps = recipe(TRAIN, quantize(bits=4), {"export": {"formats": ["keras"]}})
     whole = compress(steps, network(), pairs, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        compress(steps, network(), pairs, tmp_path / "run", progress=Stop(2))
-    resumed = compress(steps, network(), pairs, tmp_path / "run", resume=True)
-    assert model_digest(resumed.model) == model_digest(whole.model)
-    assert told(resumed.report)["steps"] == told(whole.report)["steps"]
-    assert file_of(resumed, "int4") == file_of(whole, "int4")
+    found = resumed(steps, network, pairs, tmp_path / "run", Stop(2))
+    assert model_digest(found.model) == model_digest(whole.model)
+    assert told(found.report)["steps"] == told(whole.report)["steps"]
+    assert file_of(found, "int4") == file_of(whole, "int4")
 
 
 def test_the_plan_of_a_training_on_integers_has_epochs_and_updates(pairs):
@@ -341,12 +339,10 @@ def test_a_training_on_integers_that_is_interrupted_ends_with_the_same_bytes(pai
     training = quantize(bits=4, epochs=4, begin_epoch=begin_epoch)
     steps = recipe(prune(exclude=["logits"]), training, {"export": {"formats": ["keras"]}})
     whole = compress(steps, network(), pairs, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        # Two epochs of pruning, and three of the training on integers.
-        compress(steps, network(), pairs, tmp_path / "run", progress=Stop(5, steps=False))
-    resumed = compress(steps, network(), pairs, tmp_path / "run", resume=True)
-    assert model_digest(resumed.model) == model_digest(whole.model)
-    assert file_of(resumed, "int4") == file_of(whole, "int4")
+    # Two epochs of pruning, and three of the training on integers.
+    found = resumed(steps, network, pairs, tmp_path / "run", Stop(5, steps=False))
+    assert model_digest(found.model) == model_digest(whole.model)
+    assert file_of(found, "int4") == file_of(whole, "int4")
 
 
 TRAINED = recipe(TRAIN, prune(exclude=["logits"]), quantize(bits=[3, 8], budget=2200, epochs=3))
@@ -384,11 +380,11 @@ def test_bits_for_a_budget_are_chosen_before_the_training_and_kept_when_it_resum
         compress(TRAINED, network(), pairs, tmp_path / "run", progress=Stop(5, steps=False))
     # Weights that were trained meanwhile might be given other bits.
     monkeypatch.setattr("prunekit.recipe.steps.quantize_step.choose_bits", None)
-    resumed = compress(TRAINED, network(), pairs, tmp_path / "run", resume=True)
-    assert told(resumed.report)["steps"] == told(trained.report)["steps"]
-    assert resumed.report.to_dict()["exports"] == trained.report.to_dict()["exports"]
-    assert model_digest(resumed.model) == model_digest(trained.model)
-    assert file_of(resumed, "mixed") == file_of(trained, "mixed")
+    found = compress(TRAINED, network(), pairs, tmp_path / "run", resume=True)
+    assert told(found.report)["steps"] == told(trained.report)["steps"]
+    assert found.report.to_dict()["exports"] == trained.report.to_dict()["exports"]
+    assert model_digest(found.model) == model_digest(trained.model)
+    assert file_of(found, "mixed") == file_of(trained, "mixed")
 
 
 @pytest.mark.thorough

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from tiny_recipes import Stop, one_shot, recipe, told
+from tiny_recipes import Stop, one_shot, recipe, resumed, told
 
 from prunekit.anatomy.files.digests import model_digest, weight_arrays
 from prunekit.recipe.run.runner import compress, plan
@@ -50,9 +50,7 @@ def whole(pairs, tmp_path_factory):
 @pytest.mark.every_backend(cases=1)
 @pytest.mark.parametrize("epochs", [5, *(pytest.param(epochs, marks=pytest.mark.thorough) for epochs in (2, 3, 4, 6))])
 def test_an_interrupted_run_ends_as_one_that_was_not(pairs, whole, tmp_path, epochs):
-    with pytest.raises(KeyboardInterrupt):
-        compress(of(), network(), pairs, tmp_path / "run", progress=Stop(epochs, steps=False))
-    result = compress(of(), network(), pairs, tmp_path / "run", resume=True)
+    result = resumed(of(), network, pairs, tmp_path / "run", Stop(epochs, steps=False))
     assert told(result.report) == told(whole[0].report)
     assert model_digest(result.model) == model_digest(whole[0].model)
 
@@ -112,7 +110,7 @@ def test_the_plan_lists_the_sparsity_of_each_round(pairs):
     assert note.startswith("allocation global: how many weights of each target are pruned follows from their values")
 
 
-def test_limits_of_single_weights_hold_in_each_round_and_reach_their_value_in_the_last(pairs):
+def test_limits_of_single_weights_hold_in_each_round_and_reach_their_value_in_the_last(pairs, monkeypatch):
     limits = {"allocation": "global", "overrides": {"hidden": 0.9}, "bounds": {"logits": {"min": 0.3, "max": 0.5}}}
     document = recipe({"rounds": {**SETTINGS, **limits, "epochs_per_round": 1, "include": [], "sparsity": 0.75}})
     (step,) = plan(document, network(), pairs).steps
@@ -125,9 +123,8 @@ def test_limits_of_single_weights_hold_in_each_round_and_reach_their_value_in_th
         kept.append([np.count_nonzero(weight_arrays(self.model)[f"{name}/kernel"]) for name in ("hidden", "logits")])
         return found
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Workspace, "fit", fit)
-        compress(document, network(), pairs)
+    monkeypatch.setattr(Workspace, "fit", fit)
+    compress(document, network(), pairs)
     # 128 and 64 weights; in the first of two rounds half of all 192, of which the override has 0.9 * 0.5 / 0.75.
     assert kept[0] == [128, 64] and kept[1][0] == 128 - round(128 * 0.6) and sum(kept[1]) == 96
     assert kept[2] == [128 - round(128 * 0.9), 64 - 29] and [target.pruned for target in step.targets] == [115, 29]

@@ -279,6 +279,20 @@ def test_a_share_that_no_selection_reaches_is_replaced_by_the_nearest(share, lef
 # ---- masks -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def replaced(monkeypatch):
+    """(model, its masks) of each replacement of a run's model."""
+    seen, inner = [], Workspace.replace_model
+
+    def replace(self, model, *args):
+        masks = dict(self.state.masks.pruned)
+        inner(self, model, *args)
+        seen.append((model, masks))
+
+    monkeypatch.setattr(Workspace, "replace_model", replace)
+    return seen
+
+
 def counts(model):
     return {name: zeros(model, name) for name in ("hidden/kernel", "second/kernel", "logits/kernel")}
 
@@ -286,20 +300,11 @@ def counts(model):
 @pytest.mark.every_backend(cases=1)
 @pytest.mark.short(cases=1)
 @pytest.mark.parametrize("settings", [{"repair": "outputs", "epochs_per_round": 1}, {"repair": "weights"}, {}], ids=str)
-def test_zeros_of_an_earlier_prune_step_hold_through_removal_and_training(pairs, settings):
-    seen = []
-    inner = Workspace.replace_model
-
-    def replace(self, model, *args):
-        former = self.state.masks.pruned
-        inner(self, model, *args)
-        seen.append((model, {name: int((~mask).sum()) for name, mask in former.items()}))
-
+def test_zeros_of_an_earlier_prune_step_hold_through_removal_and_training(pairs, replaced, settings):
     steps = (one_shot(0.75), shrink(channels=0.5, **settings), {"finetune": {"epochs": 2}})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Workspace, "replace_model", replace)
-        result = compress(recipe(TRAIN, *steps), network(), pairs)
-    ((model, masked),) = seen
+    result = compress(recipe(TRAIN, *steps), network(), pairs)
+    ((model, masks),) = replaced
+    masked = {name: int((~mask).sum()) for name, mask in masks.items()}
     assert result.model is model
     assert counts(model) == masked and all(masked.values())
     assert result.report.after.targets == ("hidden/kernel", "second/kernel", "logits/kernel")
@@ -331,7 +336,7 @@ def test_zeros_that_the_model_came_with_hold(pairs):
     assert not result.report.after.targets
 
 
-def test_masks_of_grouped_convolutions_and_of_replaced_layers_are_cut():
+def test_masks_of_grouped_convolutions_and_of_replaced_layers_are_cut(replaced):
     keras.utils.set_random_seed(1)
     layers = keras.layers
     inner = keras.Sequential([layers.Conv2D(8, 3, padding="same", activation="relu", name="one")], name="inner")
@@ -343,17 +348,8 @@ def test_masks_of_grouped_convolutions_and_of_replaced_layers_are_cut():
         layers.Dense(3, name="logits"),
     )
     pruned = one_shot(0.5, criterion="random")
-    seen = []
-    inner_call = Workspace.replace_model
-
-    def replace(self, model, *args):
-        seen.append(dict(self.state.masks.pruned))
-        inner_call(self, model, *args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Workspace, "replace_model", replace)
-        result = compress({"version": 1, "seed": 3, "steps": [pruned, shrink()]}, model)
-    (masks,) = seen
+    result = compress({"version": 1, "seed": 3, "steps": [pruned, shrink()]}, model)
+    ((_, masks),) = replaced
     weights = weight_arrays(result.model)
     assert len(masks) == 3 and list(masks) == list(result.report.after.targets)
     assert all(np.array_equal(weights[name] != 0, mask) for name, mask in masks.items())

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from shrink_recipes import network, shapes, shrink
-from tiny_recipes import Stop, one_shot, prune, recipe, zeros
+from tiny_recipes import Stop, one_shot, prune, recipe, resumed, zeros
 
 from prunekit.anatomy.files.digests import model_digest
 from prunekit.recipe.run.runner import compress, plan
@@ -195,17 +195,10 @@ def test_a_growing_penalty_makes_the_selected_channels_small(pairs, grown):
     assert "growing regularization of all but 0.5 of the channels" in text
 
 
-def resumed(steps, pairs, folder):
-    """The model of a run that was interrupted."""
-    with pytest.raises(KeyboardInterrupt):
-        compress(steps, network(), pairs, folder / "run", progress=Stop(2))
-    return compress(steps, network(), pairs, folder / "run", resume=True).model
-
-
 @pytest.mark.every_backend(cases=0)
 def test_a_run_with_a_penalty_resumes_with_the_same_bytes(pairs, tmp_path, grown):
     steps = penalized({"growing_regularization": GROWING})
-    assert model_digest(resumed(steps, pairs, tmp_path)) == model_digest(grown.model)
+    assert model_digest(resumed(steps, network, pairs, tmp_path / "run", Stop(2)).model) == model_digest(grown.model)
 
 
 @pytest.mark.thorough
@@ -213,5 +206,5 @@ def test_a_run_with_a_penalty_resumes_with_the_same_bytes(pairs, tmp_path, grown
 def test_a_run_with_a_group_lasso_resumes_with_the_same_bytes(pairs, tmp_path):
     steps = penalized({"group_lasso": 0.5})
     whole = compress(steps, network(), pairs)
-    assert model_digest(resumed(steps, pairs, tmp_path)) == model_digest(whole.model)
+    assert model_digest(resumed(steps, network, pairs, tmp_path / "run", Stop(2)).model) == model_digest(whole.model)
     assert model_digest(compress(penalized({}), network(), pairs).model) != model_digest(whole.model)

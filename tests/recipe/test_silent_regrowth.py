@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import yaml
-from tiny_recipes import ONE_SHOT, WHOLE, one_shot, prune, recipe, zeros
+from tiny_recipes import ONE_SHOT, WHOLE, Stop, one_shot, prune, recipe, resumed, zeros
 
 from prunekit.recipe.run.execution import masks_the_model_came_with
 from prunekit.recipe.run.preparation import prepare, settled_recipe
@@ -108,22 +108,16 @@ def test_nothing_is_held_where_there_are_no_zeros_or_nothing_trains(perceptron, 
 
 
 def test_a_run_that_is_resumed_keeps_them_as_one_that_was_not_interrupted(sparse, pairs, tmp_path):
-    def interrupt(progress):
-        if progress.epoch == 1:
-            raise KeyboardInterrupt
-
     def model():
         return keras.models.load_model(tmp_path / "sparse.keras")
 
     sparse.save(tmp_path / "sparse.keras")
     steps = recipe({"finetune": {"epochs": 3}})
-    with pytest.raises(KeyboardInterrupt):
-        compress(steps, model(), pairs, tmp_path / "run", progress=interrupt)
-    resumed = compress(steps, model(), pairs, tmp_path / "run", resume=True)
+    found = resumed(steps, model, pairs, tmp_path / "run", Stop(1, steps=False))
     whole = compress(steps, model(), pairs)
-    assert both(resumed.model) == [102, 51]
-    assert resumed.report.notes == whole.report.notes == (LINE,)
-    assert resumed.report.hashes["weights"] == whole.report.hashes["weights"]
+    assert both(found.model) == [102, 51]
+    assert found.report.notes == whole.report.notes == (LINE,)
+    assert found.report.hashes["weights"] == whole.report.hashes["weights"]
 
 
 def test_the_setting_is_true_or_false(load):

@@ -1,9 +1,11 @@
 """Recipes for the perceptron of conftest.py, of which an epoch has five updates; their interruption and report."""
 
 import numpy as np
+import pytest
 from backends import sync_model_state
 
 from prunekit.anatomy.files.digests import weight_arrays
+from prunekit.recipe.run.runner import compress
 
 SCHEDULE = {"type": "polynomial_decay", "final_sparsity": 0.8, "end": {"epochs": 1.5}, "frequency": 2}
 COMPILE = {"optimizer": {"name": "adam", "learning_rate": 0.01}, "batch_size": 16, "from_logits": True}
@@ -55,6 +57,13 @@ class Stop:
             self.ends -= 1
             if not self.ends:
                 raise self.error
+
+
+def resumed(steps, network, pairs, output, interrupt):
+    """Returns the result of a run that is resumed after the progress function `interrupt` ended it."""
+    with pytest.raises(KeyboardInterrupt):
+        compress(steps, network(), pairs, output, progress=interrupt)
+    return compress(steps, network(), pairs, output, resume=True)
 
 
 def told(report):
