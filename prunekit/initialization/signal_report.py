@@ -44,8 +44,8 @@ _BOUNDS = {
     "sigmoid": (0.0, 1.0),
     "hard_sigmoid": (0.0, 1.0),
 }
-# In descending severity: an earlier verdict can be the cause of a later verdict.
-VERDICTS = ("dead", "exploding", "saturated", "vanishing", "healthy")
+# In descending severity: an earlier status can be the cause of a later status.
+STATUSES = ("dead", "exploding", "saturated", "vanishing", "healthy")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LayerSignal:
             a standard deviation, the norm does not change in layers that only change the number of values.
         gradient_zeros: Fraction of the gradient that is exactly zero; None as above.
         gradient_ratio: `gradient_norm` divided by the `gradient_norm` of the last layer with a gradient; None as above.
-        verdict: "dead", "exploding", "saturated", "vanishing" or "healthy".
+        status: "dead", "exploding", "saturated", "vanishing" or "healthy".
     """
 
     layer: str
@@ -86,7 +86,7 @@ class LayerSignal:
     gradient_norm: float | None
     gradient_zeros: float | None
     gradient_ratio: float | None
-    verdict: str
+    status: str
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class SignalReport(Displayed):
         layers: One row per layer call.
     """
 
-    derived: ClassVar = ("verdict",)
+    derived: ClassVar = ("status",)
     main_items: ClassVar = "layers"
 
     model_name: str
@@ -109,21 +109,21 @@ class SignalReport(Displayed):
     layers: tuple[LayerSignal, ...]
 
     @property
-    def verdict(self) -> str:
-        """The worst of the layers' verdicts, in the order dead, exploding, saturated, vanishing, healthy."""
-        return min((row.verdict for row in self.layers), key=VERDICTS.index)
+    def status(self) -> str:
+        """The worst of the layers' statuses, in the order dead, exploding, saturated, vanishing, healthy."""
+        return min((row.status for row in self.layers), key=STATUSES.index)
 
     @property
     def first_trouble(self) -> LayerSignal | None:
-        """The first layer with the worst verdict; None if all layers are healthy."""
-        return next((row for row in self.layers if row.verdict == self.verdict != "healthy"), None)
+        """The first layer with the worst status; None if all layers are healthy."""
+        return next((row for row in self.layers if row.status == self.status != "healthy"), None)
 
     def sections(self) -> tuple[Section, ...]:
         """Returns the table of the outputs and gradients of each layer on one batch."""
         columns = (
             Column("Layer", "name"),
             Column("Kind", under="Layer", keep=2),
-            Column("Verdict", "status"),
+            Column("Status", "status"),
             Column("Mean", "number", keep=3),
             Column("Standard deviation", "number", keep=5),
             Column("Of the first", "number", keep=6),
@@ -134,21 +134,21 @@ class SignalReport(Displayed):
         )
         rows = tuple(
             (
-                *(row.layer, f"{row.kind} ({row.activation})" if row.activation else row.kind, row.verdict),
+                *(row.layer, f"{row.kind} ({row.activation})" if row.activation else row.kind, row.status),
                 *(row.mean, row.std, row.ratio, row.zeros, row.saturated, row.gradient_norm, row.gradient_ratio),
             )
             for row in self.layers
         )
-        text = f"{self.examples:,} examples, gradient of {self.gradient_of}. Verdict: {self.verdict}."
+        text = f"{self.examples:,} examples, gradient of {self.gradient_of}. Status: {self.status}."
         return (Section(f"Signals in {self.model_name}", columns, rows, explanation=text),)
 
     def __str__(self) -> str:
-        head = ("layer", "kind", "mean", "std", "/ first", "zeros", "saturated", "gradient", "/ last", "verdict")
+        head = ("layer", "kind", "mean", "std", "/ first", "zeros", "saturated", "gradient", "/ last", "status")
         table = aligned([head, *map(_cells, self.layers)], left=(0, 1, 9))
         worst = self.first_trouble
-        end = f"{self.verdict}, first at {worst.layer}" if worst else self.verdict
+        end = f"{self.status}, first at {worst.layer}" if worst else self.status
         return "\n".join(
-            [f"{self.model_name}: {self.examples} examples, gradient of {self.gradient_of}", *table, f"verdict: {end}"]
+            [f"{self.model_name}: {self.examples} examples, gradient of {self.gradient_of}", *table, f"status: {end}"]
         )
 
 
@@ -160,7 +160,7 @@ def _cells(row: LayerSignal) -> tuple[str, ...]:
     values = (row.mean, row.std, row.ratio)
     gradient = (row.gradient_norm, row.gradient_ratio)
     fractions = (f"{row.zeros:.2f}", f"{row.saturated:.2f}")
-    return (row.layer, kind, *map(number, values), *fractions, *map(number, gradient), row.verdict)
+    return (row.layer, kind, *map(number, values), *fractions, *map(number, gradient), row.status)
 
 
 # ---------------------------------------------------------------- the report
@@ -169,9 +169,9 @@ def _cells(row: LayerSignal) -> tuple[str, ...]:
 def signal_report(
     model: Any, x: Any, *, y: Any = None, loss: Any = None, seed: int = 0, training: bool = True
 ) -> SignalReport:
-    """Measures each layer's outputs and gradients on one batch, and returns a verdict per layer.
+    """Measures each layer's outputs and gradients on one batch, and returns a status per layer.
 
-    Weights, moving averages and random seeds do not change. A layer's verdict is the first that holds of:
+    Weights, moving averages and random seeds do not change. A layer's status is the first that holds of:
     "exploding" - a value is not finite; "dead" - at least 0.99 of the outputs are exactly zero; "saturated" - at least
     half of the outputs are within 1 % of a bound of the layer's activation function; "exploding" - `ratio` or
     `gradient_ratio` is above 1000; "vanishing" - one of them is below 1/1000, or all outputs are equal; else "healthy".
@@ -330,7 +330,7 @@ def _saturated(values: Any, activation: str) -> float:
 
 
 def _judged(names: list[str], layers: list[Any], rows: list[dict[str, Any]]) -> tuple[LayerSignal, ...]:
-    """The rows with their ratios and verdicts."""
+    """The rows with their ratios and statuses."""
     first = next((index for index, layer in enumerate(layers) if _has_kernel(layer)), 0)
     last = next((row["gradient_norm"] for row in reversed(rows) if row["gradient_norm"] is not None), None)
     start = scale = rows[first]["spread"]
@@ -344,8 +344,8 @@ def _judged(names: list[str], layers: list[Any], rows: list[dict[str, Any]]) -> 
         row["gradient_ratio"] = None if norm is None or last is None else _over(norm, last)
         ratios = [_over(size, scale)]
         ratios += [] if row["gradient_ratio"] is None else [row["gradient_ratio"]]
-        verdict = _verdict(row, ratios if index >= first else [])
-        found.append(LayerSignal(layer=name, kind=type(layer).__name__, verdict=verdict, **row))
+        status = _status(row, ratios if index >= first else [])
+        found.append(LayerSignal(layer=name, kind=type(layer).__name__, status=status, **row))
     return tuple(found)
 
 
@@ -363,7 +363,7 @@ def _over(value: float, reference: float) -> float:
     return math.inf if value else 1.0
 
 
-def _verdict(row: dict[str, Any], ratios: list[float]) -> str:
+def _status(row: dict[str, Any], ratios: list[float]) -> str:
     spreads = [row["mean"], row["std"], *([] if row["gradient_norm"] is None else [row["gradient_norm"]])]
     if not all(map(math.isfinite, spreads)):
         return "exploding"

@@ -81,6 +81,12 @@ class ExportReport(Displayed):
         """Returns the table of the files with the results of their checks."""
         return (export_section(self.files),)
 
+    def verdict(self) -> str:
+        """Returns one sentence: the files with their bytes, and the formats without one."""
+        written = [f"{row.file} ({row.bytes:,} bytes)" for row in self.files if row.status == "ok"]
+        others = [f"{row.format} {row.status}" for row in self.files if row.status != "ok"]
+        return f"{', '.join([*written, *others]) or 'no file'}."
+
     def __iter__(self) -> Iterator[ExportRow]:
         return iter(self.files)
 

@@ -1,4 +1,4 @@
-"""How far signals spread: figures against NumPy and a tape of our own, verdicts on networks built to earn them."""
+"""How far signals spread: figures against NumPy and a tape of our own, statuses on networks built to earn them."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from networks import sequential
 
 import prunekit as pk
 from prunekit.initialization import initializers
-from prunekit.initialization.signal_report import VERDICTS, signal_report
+from prunekit.initialization.signal_report import STATUSES, signal_report
 
 
 def deep(activation="relu", hidden=8, units=64, last="softmax"):
@@ -47,7 +47,7 @@ def test_rows_hold_what_numpy_and_a_tape_find(dtype):
     first, last = report.layers
     assert first.ratio == 1 and math.isclose(last.ratio, last.std / first.std)
     assert last.gradient_ratio == 1 and math.isclose(first.gradient_ratio, first.gradient_norm / last.gradient_norm)
-    assert (report.verdict, report.examples, report.gradient_of) == ("healthy", 9, "the loss mean_squared_error")
+    assert (report.status, report.examples, report.gradient_of) == ("healthy", 9, "the loss mean_squared_error")
 
 
 def test_the_direction_at_the_outputs_has_norm_one_per_example_and_follows_the_seed(batch):
@@ -66,7 +66,7 @@ def test_a_loss_may_be_a_function_or_an_object(batch, perceptron):
     assert named.layers == function.layers
 
 
-# ---------------------------------------------------------------- verdicts
+# ---------------------------------------------------------------- statuses
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_a_start_that_suits_the_activation_is_healthy(activation, start, seed, b
     model = deep(activation, hidden=12)
     initializers.reinitialize(model, start, seed=seed)
     report = signal_report(model, batch)
-    assert report.verdict == "healthy" and report.first_trouble is None
-    assert "verdict: healthy" in str(report)
+    assert report.status == "healthy" and report.first_trouble is None
+    assert "status: healthy" in str(report)
 
 
 @pytest.mark.parametrize(
@@ -106,22 +106,22 @@ def test_a_start_that_does_not_suit_is_named(model, start, expected, where, batc
     model = model()
     initializers.reinitialize(model, start, seed=1)
     report = signal_report(model, batch)
-    assert report.verdict == expected and report.first_trouble.layer.startswith(where)
-    assert f"verdict: {expected}, first at {report.first_trouble.layer}" in str(report)
+    assert report.status == expected and report.first_trouble.layer.startswith(where)
+    assert f"status: {expected}, first at {report.first_trouble.layer}" in str(report)
 
 
 def test_units_that_never_fire_are_dead(batch):
     model = deep(hidden=3)
     model.layers[1].bias.assign(np.full(64, -1e3))
     report = signal_report(model, batch)
-    assert report.verdict == "dead" and report.first_trouble.layer == "hidden_1"
-    assert report.layers[1].zeros == 1 and report.layers[0].verdict == "vanishing"  # no gradient comes through
+    assert report.status == "dead" and report.first_trouble.layer == "hidden_1"
+    assert report.layers[1].zeros == 1 and report.layers[0].status == "vanishing"  # no gradient comes through
 
 
 def test_values_that_are_not_finite_are_exploding(batch):
     model = deep(hidden=2, last=None)
     model.layers[0].bias.assign(np.full(64, np.inf))
-    assert {row.verdict for row in signal_report(model, batch).layers} == {"exploding"}
+    assert {row.status for row in signal_report(model, batch).layers} == {"exploding"}
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
@@ -130,14 +130,14 @@ def test_spreads_are_right_where_their_squares_are_out_of_range(scale):
     x = np.random.default_rng(0).normal(size=(9, 4)).astype("float32") * np.float32(scale)
     (row,) = signal_report(model, x).layers
     values = np.asarray(x, np.float64) @ model.layers[0].kernel.numpy()
-    assert math.isclose(row.std, values.std(), rel_tol=1e-5) and row.verdict == "healthy"
+    assert math.isclose(row.std, values.std(), rel_tol=1e-5) and row.status == "healthy"
 
 
 def test_a_softmax_over_many_classes_is_not_vanishing(batch):
     model = keras.Sequential([keras.Input((16,)), layers.Dense(5000, name="logits"), layers.Softmax()])
     report = signal_report(model, batch * 0.01)
     assert report.layers[1].std < 1e-3 * report.layers[0].std
-    assert report.layers[1].ratio == 1 and report.verdict == "healthy"
+    assert report.layers[1].ratio == 1 and report.status == "healthy"
 
 
 @pytest.mark.parametrize("last", [[layers.Dense(7, "softmax")], [layers.Dense(7), layers.Softmax()]])
@@ -155,15 +155,15 @@ def test_what_follows_a_normalisation_is_judged_by_the_scale_that_it_sets(batch)
     rest = [layers.Dense(8), layers.BatchNormalization(), layers.Dense(8, name="next"), layers.Dense(8, name="last")]
     model = keras.Sequential([keras.Input((16,)), *rest])
     after = signal_report(model, batch * 1e5).layers[1:]
-    assert all(row.ratio < 1e-3 and row.verdict == "healthy" for row in after)
+    assert all(row.ratio < 1e-3 and row.status == "healthy" for row in after)
     model.layers[2].kernel.assign(model.layers[2].kernel * 1e-5)
-    assert signal_report(model, batch * 1e5).layers[2].verdict == "vanishing"
+    assert signal_report(model, batch * 1e5).layers[2].status == "vanishing"
 
 
 def test_layers_before_the_first_kernel_only_prepare_data(batch):
     model = keras.Sequential([keras.Input((16,)), layers.Rescaling(1e-5), layers.Dense(3)])
     report = signal_report(model, batch * 1e5)
-    assert [row.verdict for row in report.layers] == ["healthy", "healthy"] and report.layers[1].ratio == 1
+    assert [row.status for row in report.layers] == ["healthy", "healthy"] and report.layers[1].ratio == 1
 
 
 # ---------------------------------------------------------------- models
@@ -216,13 +216,13 @@ def test_recurrent_layers_are_one_row_and_lookups_start_the_model():
     report = signal_report(model, np.random.default_rng(0).integers(0, 20, (6, 7)))
     names = [row.layer for row in report.layers]
     assert names[0] == "tokens" and names[-3:] == ["each", "mean", "top"] and len(names) == 6
-    assert all(row.gradient_norm > 0 for row in report.layers) and report.verdict == "healthy"
+    assert all(row.gradient_norm > 0 for row in report.layers) and report.status == "healthy"
 
 
 def test_mixed_precision_is_measured_in_float32(batch):
     model = keras.Sequential([keras.Input((16,)), layers.Dense(9, "relu", dtype="mixed_float16"), layers.Dense(2)])
     report = signal_report(model, batch * 100)
-    assert report.verdict == "healthy" and report.layers[0].std > 10
+    assert report.status == "healthy" and report.layers[0].std > 10
 
 
 def test_a_part_that_no_output_depends_on_has_no_gradient(batch):
@@ -252,8 +252,8 @@ def test_the_report_is_a_table_and_a_dictionary(batch):
     assert lines[1].split()[:4] == ["layer", "kind", "mean", "std"]
     assert [line.split()[0] for line in lines[2:-1]] == ["hidden_0", "hidden_1", "top"]
     described = json.loads(json.dumps(report.to_dict()))
-    assert described["verdict"] == "healthy" and described["layers"][0]["activation"] == "relu"
-    assert VERDICTS[-1] == "healthy"
+    assert described["status"] == "healthy" and described["layers"][0]["activation"] == "relu"
+    assert STATUSES[-1] == "healthy"
 
 
 def test_half_a_loss_an_unbuilt_model_and_a_model_without_floats_are_refused(batch):

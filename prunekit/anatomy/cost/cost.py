@@ -96,6 +96,11 @@ class Cost(Displayed):
     layers: tuple[LayerCost, ...]
     unknown: tuple[Skipped, ...] = ()
 
+    def verdict(self) -> str:
+        """Returns one sentence: parameters and multiply-accumulates."""
+        macs = "unknown" if self.macs is None else f"{'at least ' if self.unknown else ''}{self.macs:,}"
+        return f"{self.parameters:,} parameters; multiply-accumulates of a batch of {self.batch_size}: {macs}."
+
     @property
     def parameters(self) -> int:
         """Number of weights; shared weights count once."""

@@ -32,8 +32,14 @@ class Displayed(Record):
         cls.__repr__ = Displayed.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        """Returns the kind of the report and its first line; `print` shows all of it."""
-        return f"<{type(self).__name__}: {next(iter(str(self).splitlines()), '')}>"
+        """Returns the kind of the report, the model's name and the verdict; `print` shows all of it."""
+        name = getattr(self, "model_name", None)
+        named = "" if name is None else f" {name!r}"
+        return f"<{type(self).__name__}{named}: {self.verdict()}>"
+
+    def verdict(self) -> str:
+        """Returns the report in one sentence."""
+        return next(iter(str(self).splitlines()), "")
 
     def __call__(self) -> Self:
         """Returns the report itself, and warns: `report` was a method, and is a property."""

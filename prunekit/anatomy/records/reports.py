@@ -210,6 +210,13 @@ class SparsityReport(Displayed):
         """Bytes of all weights, zeros stored like other values."""
         return sum(row.bytes for row in self.weights)
 
+    def verdict(self) -> str:
+        """Returns one sentence: zeros of the model, sparsity of the pruned weights."""
+        text = f"{self.zeros:,} of {self.parameters:,} weights are zero (sparsity {self.sparsity:.3f})"
+        count = len(self.targets)
+        matrices = f"{count} pruned weight{' matrix' if count == 1 else ' matrices'}"
+        return f"{text}; sparsity {self.target_sparsity:.3f} in {matrices}." if count else f"{text}."
+
     def __str__(self) -> str:
         """Returns a table of the weights as plain text, with totals, skipped weights and notes."""
         head = ("weight", "shape", "zeros", "of", "sparsity", "pattern", "MACs", "sparse MACs", "bytes")

@@ -22,7 +22,7 @@ from prunekit.initialization.signal_report import FAR, LayerSignal, SignalReport
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Verdict -> colour and marker shape; shapes differ for readers who cannot tell the colours apart.
+# Status -> colour and marker shape; shapes differ for readers who cannot tell the colours apart.
 _MARKS = {
     "healthy": (COLOURS["after"], "o"),
     "vanishing": (COLOURS["metric"], "v"),
@@ -77,7 +77,7 @@ def _figure(report: SignalReport) -> Figure:
     left.set_yticks(range(len(rows)), names, parse_math=False, color=COLOURS["ink"], fontsize=_TEXT)
     left.set_ylim(len(rows) - 0.4, -0.6)
     worst = report.first_trouble
-    title = f"{shorten(clean(report.model_name), 40)}: {report.verdict}"
+    title = f"{shorten(clean(report.model_name), 40)}: {report.status}"
     title += f", first at {shorten(clean(worst.layer), 40)}" if worst else ""
     figure.suptitle(title, fontsize=_TEXT + 3, fontweight="bold", color=COLOURS["ink"], parse_math=False)
     _legend(figure, rows)
@@ -108,7 +108,7 @@ def _panel(axes: Axes, rows: Sequence[LayerSignal], values: Sequence[float | Non
     if points:
         axes.plot(*zip(*points, strict=True), color=COLOURS["before"], linewidth=1.2, zorder=2)
     for index, value in enumerate(values):
-        colour, marker = _MARKS[rows[index].verdict]
+        colour, marker = _MARKS[rows[index].status]
         if value is not None and _drawable(value):
             axes.plot([value], [index], marker=marker, markersize=8, color=colour, markeredgecolor="white", zorder=3)
         else:
@@ -136,10 +136,10 @@ def _limits(values: Sequence[float | None], reference: float | None) -> tuple[fl
 
 
 def _legend(figure: Figure, rows: Sequence[LayerSignal]) -> None:
-    seen = [verdict for verdict in _MARKS if any(row.verdict == verdict for row in rows)]
+    seen = [status for status in _MARKS if any(row.status == status for row in rows)]
     handles: list[Any] = [
-        Line2D([], [], linestyle="", marker=_MARKS[verdict][1], color=_MARKS[verdict][0], markersize=7, label=verdict)
-        for verdict in seen
+        Line2D([], [], linestyle="", marker=_MARKS[status][1], color=_MARKS[status][0], markersize=7, label=status)
+        for status in seen
     ]
     reference: dict[str, Any] = {"color": COLOURS["before"], "linewidth": 1.2, "linestyle": (0, (4, 3))}
     handles.append(Line2D([], [], label="reference for ratios: first and last layer", **reference))

@@ -103,6 +103,12 @@ class SensitivityReport(Displayed):
         """True if every weight is measured."""
         return len({row.target for row in self.rows}) == len(self.targets)
 
+    def verdict(self) -> str:
+        """Returns one sentence: how many weights at which levels."""
+        measured = len({row.target for row in self.rows})
+        levels = ", ".join(f"{level:g}" for level in self.levels)
+        return f"{measured} of {len(self.targets)} weights measured, each alone, at {self.level} {levels}."
+
     def values(self, measure: str) -> dict[str, tuple[float | None, ...]]:
         """Returns {weight: value at each level} of a metric, or of "output_error"; None for what is not measured.
 

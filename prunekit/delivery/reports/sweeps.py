@@ -145,6 +145,12 @@ class SweepReport(Displayed):
         """True if every point ran to the end and met all expectations of its recipe."""
         return all(point.outcome == "done" for point in self.points)
 
+    def verdict(self) -> str:
+        """Returns one sentence: how many points ended, and which are on the Pareto front."""
+        done = sum(point.outcome == "done" for point in self.points)
+        front = "; ".join(point.label for point in self.pareto)
+        return f"{done} of {len(self.points)} points done" + (f"; on the Pareto front: {front}." if front else ".")
+
     def to_dataframe(self) -> Any:
         """Returns the points as a `pandas.DataFrame`, one row per point, indexed by its name.
 

@@ -76,6 +76,10 @@ class RunResult(Displayed):
     report: RunReport
     directory: Path | None
 
+    def verdict(self) -> str:
+        """Returns the report in one sentence."""
+        return self.report.verdict()
+
     def sections(self) -> tuple[Section, ...]:
         """Returns the sections of the report."""
         return self.report.sections()

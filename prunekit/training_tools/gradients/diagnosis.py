@@ -18,7 +18,7 @@ from prunekit.core.runtime.arguments import examples_in
 from prunekit.core.runtime.losses import loss_of
 from prunekit.training_tools.gradients.layer_capture import is_differentiable, own_tensors, tensors
 
-# Explanation of each verdict; "{layer}" is the layer that causes the problem.
+# Explanation of each status; "{layer}" is the layer that causes the problem.
 _MEANING = {
     "ok": "",
     "frozen": "not trainable: no gradient is asked for",
@@ -35,20 +35,20 @@ _MEANING = {
 
 @dataclass(frozen=True)
 class WeightGradient:
-    """The verdict on one weight's gradient.
+    """The status on one weight's gradient.
 
     Attributes:
         name: The weight.
-        verdict: "ok", "frozen", "unused", "none", "zero", "idle" (the weight's gradient is zero, but its layer's
+        status: "ok", "frozen", "unused", "none", "zero", "idle" (the weight's gradient is zero, but its layer's
             outputs get a gradient), "nan", "large" or "small".
         rms: Root mean square of the gradient's entries; None if there is no gradient.
         culprit: Path of the layer at which the gradient breaks off, or at which its scale changes most; or "the loss";
             or "".
-        explanation: One line; "" for the verdict "ok".
+        explanation: One line; "" for the status "ok".
     """
 
     name: str
-    verdict: str
+    status: str
     rms: float | None
     culprit: str = ""
     explanation: str = ""
@@ -70,8 +70,8 @@ class Diagnosis(Displayed):
 
     @property
     def problems(self) -> tuple[WeightGradient, ...]:
-        """The rows whose verdict is neither "ok" nor "frozen"."""
-        return tuple(row for row in self.weights if row.verdict not in ("ok", "frozen"))
+        """The rows whose status is neither "ok" nor "frozen"."""
+        return tuple(row for row in self.weights if row.status not in ("ok", "frozen"))
 
     @property
     def ok(self) -> bool:
@@ -79,15 +79,15 @@ class Diagnosis(Displayed):
         return not self.problems
 
     def sections(self) -> tuple[Section, ...]:
-        """Returns the table of the verdicts on the weights' gradients."""
+        """Returns the table of the statuses on the weights' gradients."""
         columns = (
             Column("Weight", "name"),
-            Column("Verdict", "status"),
+            Column("Status", "status"),
             Column("Root mean square", "number", digits=3),
             Column("Layer", "name", keep=5),
             Column("Explanation", "text", keep=6),
         )
-        rows = tuple((row.name, row.verdict, row.rms, row.culprit, row.explanation) for row in self.weights)
+        rows = tuple((row.name, row.status, row.rms, row.culprit, row.explanation) for row in self.weights)
         text = f"Loss {self.loss:.6g}; {len(self.problems)} of {len(self.weights)} weights have a problem."
         return (Section("Gradients of the weights", columns, rows, explanation=text),)
 
@@ -96,7 +96,7 @@ class Diagnosis(Displayed):
         lines = [f"loss {self.loss:.6g}; {len(self.problems)} of {len(self.weights)} weights have a problem"]
         for row in self.weights:
             size = "-" if row.rms is None else f"{row.rms:.3g}"
-            lines.append(f"{row.name:<{width}}  {row.verdict:<6}  {size:>9}  {row.explanation}".rstrip())
+            lines.append(f"{row.name:<{width}}  {row.status:<6}  {size:>9}  {row.explanation}".rstrip())
         return "\n".join(lines)
 
 
@@ -231,12 +231,12 @@ class _Blame:
 
     def row(self, weight: Weight, rms: float | None, usual: float | None, scale: float) -> WeightGradient:
         calls = self._pass.calls_of(weight.layer)
-        verdict, culprit = self._verdict(weight, rms, calls, usual, scale)
+        status, culprit = self._status(weight, rms, calls, usual, scale)
         ratio = rms / usual if rms and usual else 0.0
-        explanation = _MEANING[verdict].format(layer=culprit, ratio=ratio)
-        return WeightGradient(weight.name, verdict, rms, culprit, explanation)
+        explanation = _MEANING[status].format(layer=culprit, ratio=ratio)
+        return WeightGradient(weight.name, status, rms, culprit, explanation)
 
-    def _verdict(self, weight: Weight, rms: float | None, calls: list[int], usual: float | None, scale: float):
+    def _status(self, weight: Weight, rms: float | None, calls: list[int], usual: float | None, scale: float):
         if not weight.variable.trainable:
             return "frozen", ""
         if rms is None or rms == 0:

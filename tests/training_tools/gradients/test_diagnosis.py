@@ -27,8 +27,8 @@ def network(*between, dtype="float32"):
     )
 
 
-def verdicts(found):
-    return {row.name: (row.verdict, row.culprit) for row in found.weights}
+def statuses(found):
+    return {row.name: (row.status, row.culprit) for row in found.weights}
 
 
 BROKEN = {
@@ -65,7 +65,7 @@ BROKEN = {
 def test_the_layer_that_broke_the_chain_is_named(name, dtype, samples):
     between, expected = BROKEN[name]
     found = diagnose(network(*between(), dtype=dtype), cross_entropy, *samples)
-    assert {key: verdicts(found)[key] for key in expected} == expected
+    assert {key: statuses(found)[key] for key in expected} == expected
     assert found.ok == (name == "nothing")
     assert all(row.name in str(found) and row.explanation in str(found) for row in found.problems)
 
@@ -75,14 +75,14 @@ def test_only_the_branch_that_is_cut_is_blamed(samples):
     left = operation(ops.sign, "sign")(layers.Dense(16, name="left")(inputs))
     right = layers.ReLU(name="relu")(layers.Dense(16, name="right")(inputs))
     model = keras.Model(inputs, layers.Dense(4, name="out")(layers.Add(name="add")([left, right])))
-    found = verdicts(diagnose(model, cross_entropy, *samples))
+    found = statuses(diagnose(model, cross_entropy, *samples))
     assert found["left/kernel"] == ("zero", "sign")
     assert found["right/kernel"] == found["out/kernel"] == ("ok", "")
 
 
 def test_layers_inside_layers_are_named_by_their_path(samples):
     block = sequential((16,), layers.Dense(16, name="inner"), operation(ops.sign, "sign"), name="block")
-    found = verdicts(diagnose(network(block), cross_entropy, *samples))
+    found = statuses(diagnose(network(block), cross_entropy, *samples))
     assert found["block/inner/kernel"] == ("zero", "block/sign")
 
 
@@ -90,7 +90,7 @@ def test_a_loss_without_a_derivative_is_named(samples):
     def hits(truth, output):
         return ops.cast(ops.equal(ops.cast(ops.argmax(output, -1), "float32"), truth), "float32")
 
-    found = verdicts(diagnose(network(), hits, *samples))
+    found = statuses(diagnose(network(), hits, *samples))
     assert set(found.values()) == {("none", "the loss")}
 
 
@@ -110,7 +110,7 @@ def test_frozen_weights_and_layers_that_are_not_called_are_distinguished(samples
 
     model = Partly()
     model.build((None, 8))
-    found = verdicts(diagnose(model, cross_entropy, *samples))
+    found = statuses(diagnose(model, cross_entropy, *samples))
     assert found["used/kernel"] == ("ok", "")
     assert found["frozen/kernel"] == ("frozen", "")
     assert found["left_out/kernel"] == ("unused", "")

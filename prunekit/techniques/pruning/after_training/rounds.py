@@ -57,6 +57,10 @@ class RoundsReport(Displayed):
         """Returns the table of the rounds."""
         return (rounds_section(self.rounds),)
 
+    def verdict(self) -> str:
+        """Returns one sentence: rounds, and what the last pruning left."""
+        return f"{len(self.rounds) - 1} rounds of pruning and training: {self.report.verdict()}"
+
     def __str__(self) -> str:
         rows = [tuple(map(plain, astuple(row))) for row in self.rounds]
         return "\n".join(aligned([("round", "sparsity", "pruned", "metric"), *rows], left=()))

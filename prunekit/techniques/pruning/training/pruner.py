@@ -123,6 +123,10 @@ class Pruner:
 
         Warns if the schedule did not end, or if `step()` was never called although the loop trained.
         """
+        self._finish()
+        return self.report
+
+    def _finish(self) -> None:
         try:
             if not self._finished:
                 self._finished = True
@@ -136,13 +140,12 @@ class Pruner:
         finally:
             attached_pruners.note_detached(self)
             self._attached.close()
-        return self.report
 
     def _warn(self, notes: Sequence[str]) -> None:
         self._notes += notes
         for note in notes:
             if distribution.speaks_for(self.model):
-                warnings.warn(note, stacklevel=3)
+                warnings.warn(note, stacklevel=4)
 
     def _step_was_forgotten(self) -> bool:
         # Without an optimizer, calls are the steps: no training and forgotten calls cannot be told apart.
@@ -154,7 +157,7 @@ class Pruner:
 
     def __exit__(self, kind, *exception) -> None:
         if kind is None:
-            self.finish()
+            self._finish()
             return
         # The loop raised: no check here may hide its exception, and weights may be NaN.
         self._finished = True

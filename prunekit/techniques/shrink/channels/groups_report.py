@@ -67,6 +67,10 @@ class GroupsReport(Displayed):
         """Number of channels in all groups."""
         return sum(group.channels for group in self.groups)
 
+    def verdict(self) -> str:
+        """Returns one sentence: how many channels can be removed."""
+        return f"{self.channels:,} channels in {len(self.groups)} groups can be removed."
+
     def sections(self) -> tuple[Section, ...]:
         """Returns the report as sections: the groups, and the channels that stay."""
         return self._groups_section(), stops_section(self.skipped)
