@@ -85,7 +85,7 @@ def test_a_public_package_has_its_names_whatever_was_imported_of_it(package):
 def test_every_report_has_a_verdict_of_its_own():
     from prunekit.anatomy.records.display import Displayed
 
-    kinds = [kind for name in pk.reports.__all__ if isinstance(kind := getattr(pk.reports, name), type)]
+    kinds = [kind for name in prunekit.reports.__all__ if isinstance(kind := getattr(prunekit.reports, name), type)]
     assert len(kinds) >= 15
     for kind in kinds:
         assert issubclass(kind, Displayed) and kind.verdict is not Displayed.verdict, kind
