@@ -198,9 +198,9 @@ def test_every_public_report_says_what_its_sections_and_rows_are():
     [
         ("report", "hidden/kernel", {"shape", "zeros", "sparsity", "macs"}),
         ("cost", "hidden", {"parameters", "macs", "activation_bytes"}),
-        ("signals", "hidden", {"mean", "std", "verdict"}),
+        ("signals", "hidden", {"mean", "std", "status"}),
         ("changes", "hidden/kernel", {"change", "relative"}),
-        ("diagnosis", "hidden/kernel", {"verdict", "rms"}),
+        ("diagnosis", "hidden/kernel", {"status", "rms"}),
         ("sweep", "a", {"final", "outcome", "accuracy_after", "size", "pareto"}),
         ("groups", "hidden", {"channels", "parts", "weight", "axis", "shape"}),
         ("section", "a", {"Value"}),
