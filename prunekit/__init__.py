@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from prunekit.core.training import distribution as distribution
     from prunekit.initialization import initializers as initializers
     from prunekit.operations.choose_bits import choose_bits as choose_bits
+    from prunekit.operations.cluster import cluster as cluster
     from prunekit.operations.export import export as export
     from prunekit.operations.prune import prune as prune
     from prunekit.operations.prune_in_rounds import prune_in_rounds as prune_in_rounds
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from prunekit.recipe.sweep.sweep import sweep as sweep
     from prunekit.recipe.sweep.workers import Jobs as Jobs
     from prunekit.recipe.text.loader import load_recipe as load_recipe
+    from prunekit.techniques.cluster.options import ClusterOptions as ClusterOptions
     from prunekit.techniques.pruning.masks.options import PruningOptions as PruningOptions
     from prunekit.techniques.pruning.training.at_final_sparsity import AtFinalSparsity as AtFinalSparsity
     from prunekit.techniques.pruning.training.callbacks import PruningCallback as PruningCallback
@@ -72,6 +74,7 @@ _MODULES = {
     "prunekit.core.training": ("distribution",),
     "prunekit.initialization": ("initializers",),
     "prunekit.operations.choose_bits": ("choose_bits",),
+    "prunekit.operations.cluster": ("cluster",),
     "prunekit.operations.export": ("export",),
     "prunekit.operations.prune": ("prune",),
     "prunekit.operations.prune_in_rounds": ("prune_in_rounds",),
@@ -87,6 +90,7 @@ _MODULES = {
     "prunekit.recipe.sweep.sweep": ("sweep",),
     "prunekit.recipe.sweep.workers": ("Jobs",),
     "prunekit.recipe.text.loader": ("load_recipe",),
+    "prunekit.techniques.cluster.options": ("ClusterOptions",),
     "prunekit.techniques.pruning.masks.options": ("PruningOptions",),
     "prunekit.techniques.pruning.training.callbacks": ("PruningCallback",),
     "prunekit.techniques.pruning.training.keep_zeros": ("KeepZeros",),

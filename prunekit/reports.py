@@ -9,6 +9,7 @@ from prunekit.delivery.reports.sweeps import SweepReport
 from prunekit.operations.export import ExportReport
 from prunekit.operations.quantize import QuantizationResult
 from prunekit.recipe.run.runner import RunResult
+from prunekit.techniques.cluster.cluster_report import ClusterReport
 from prunekit.techniques.pruning.after_training.rounds import RoundsReport
 from prunekit.techniques.quantize.bits.bit_choice import BitChoice
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
@@ -20,6 +21,7 @@ from prunekit.techniques.shrink.layers.block_report import BlocksReport
 __all__ = [
     "BitChoice",
     "BlocksReport",
+    "ClusterReport",
     "Cost",
     "ExportReport",
     "GroupsReport",

@@ -14,5 +14,6 @@ Python, by command and in a recipe: tests/workflows/test_three_doors.py.
 - `quantization_training`: `pk.Quantizer`, in loops of your own
 - `quantization_callback`: `pk.QuantizationCallback`, in `fit`
 - `choose_bits`: `pk.choose_bits`
+- `cluster`: `pk.cluster`
 - `sensitivity`: `pk.sensitivity`
 """

@@ -25,6 +25,8 @@ ExportFormat = Literal[
 ]
 # Where a model will run.
 Goal = Literal["phone", "microcontroller", "server"]
+Clustering = Literal["auto", "kmeans", "gptq"]
+Granularity = Literal["tensor", "channel"]
 # Sizes of a model that are calculated, and those that are measured on LiteRT files.
 CALCULATED, MEASURED = ("channels", "parameters", "macs"), ("bytes", "latency")
 MEASURES = (*CALCULATED, *MEASURED)

@@ -3,4 +3,5 @@
 - `pruning`: masks
 - `shrink`: removal of channels and layers
 - `quantize`: integers
+- `cluster`: few values, shared by many weights
 """

@@ -147,7 +147,7 @@ def find_targets(
         also: Roles that are selected like kernels, although pruning skips them by default.
         training: True if the model is trained meanwhile: weights outside its trainable variables are then selected only
             if a pattern in `include` names the single weight or is the plain name of its layer or of a model around it.
-        verb: What is done with the targets, for messages: "prune" or another verb that ends with "e".
+        verb: What is done with the targets, for messages: "prune", "quantize", "cluster".
 
     Raises:
         TypeError: `model` is not a Keras 3 model.
@@ -191,7 +191,7 @@ def values_by_name(
         targets: Its targets.
         given: Pattern, as in `include` -> value.
         option: Name of the option, for messages.
-        verb: What is done with the targets, for messages: "prune" or another verb that ends with "e".
+        verb: What is done with the targets, for messages: "prune", "quantize", "cluster".
 
     Raises:
         ValueError: A pattern matches no target, or two patterns give a target different values.
@@ -204,8 +204,8 @@ def values_by_name(
         matching = [pattern] if pattern in names else _matching(NamePattern(pattern, option), model, weights, names)
         if not matching:
             raise ValueError(
-                f"A pattern in `{option}` must match a {verb}d weight. Received: {pattern!r}, which matches only "
-                f"weights that are not {verb}d. Add them to `include`, or remove the pattern."
+                f"A pattern in `{option}` must match a {_participle(verb)} weight. Received: {pattern!r}, which matches "
+                f"only weights that are not {_participle(verb)}. Add them to `include`, or remove the pattern."
             )
         for name in matching:
             if found.setdefault(name, value) != value:
@@ -244,6 +244,10 @@ def _target(weight: Weight) -> Target:
     return Target(weight.variable, weight.layer, weight.name, role, *axes)
 
 
+def _participle(verb: str) -> str:
+    return f"{verb}d" if verb.endswith("e") else f"{verb}ed"
+
+
 def _reason_to_skip(
     weight: Weight,
     included: list[_Selection],
@@ -270,8 +274,8 @@ def _reason_to_skip(
     if obstacle and included:
         pattern = (naming or asking)[0].matcher.pattern
         raise ValueError(
-            f"The weight {weight.name!r}, asked for by {pattern!r} in `include`, cannot be {verb}d: {obstacle}. "
-            "Leave it out with `exclude`."
+            f"The weight {weight.name!r}, asked for by {pattern!r} in `include`, cannot be {_participle(verb)}: "
+            f"{obstacle}. Leave it out with `exclude`."
         )
     return obstacle
 
@@ -318,6 +322,6 @@ def _check_each_include_takes_something(
         if taken.isdisjoint(matched):
             reasons = "; ".join(by_reason([item for item in skipped if item.name in matched]))
             raise ValueError(
-                f"The pattern {selection.matcher.pattern!r} in `include` matches nothing that is {verb}d. Received: "
-                f"{reasons}. To {verb} a weight that is out by default, name the weight itself, as in {matched[0]!r}."
+                f"The pattern {selection.matcher.pattern!r} in `include` matches nothing that is {_participle(verb)}. "
+                f"Received: {reasons}. To {verb} a weight that is out by default, name the weight itself, as in {matched[0]!r}."
             )

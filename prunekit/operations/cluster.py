@@ -1,0 +1,59 @@
+"""cluster: gives the weights of a trained model few different values, in place."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from prunekit.core.data.calibration import CheckedData
+from prunekit.core.layerwise.layerwise import MEMORY, Progress
+from prunekit.core.outputs.baseline import Baseline
+from prunekit.keyword_options import keyword_options
+from prunekit.sparsity.arguments import positive
+from prunekit.techniques.cluster.after_training import cluster_model, with_damage
+from prunekit.techniques.cluster.cluster_report import ClusterReport
+from prunekit.techniques.cluster.options import ClusterKeywords, ClusterOptions, Clusters
+from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
+
+
+@keyword_options(ClusterOptions, ClusterKeywords)
+def cluster(
+    model: Any,
+    clusters: Clusters = 16,
+    data: Any = None,
+    *,
+    memory: float = MEMORY,
+    progress: Progress | None = None,
+    **options: Unpack[ClusterKeywords],
+) -> ClusterReport:
+    """Gives the weights of a trained model few different values, in place; returns a `ClusterReport`.
+
+    Zeros stay zero, and no other entry becomes zero. The model stays a Keras model that loads without prunekit. An
+    interruption or an error leaves it as it was. Training afterwards moves the weights off their centroids.
+
+    Args:
+        model: A built Keras model.
+        clusters: Largest number of different values of a weight, zero included, 2 to 256; or clusters by patterns of
+            layers and weights, {"head": 64, "block_*": "float"}.
+        data: Calibration data, as `pk.prune` takes them. None = synthetic inputs (random signals), which lose more than
+            data, and far less than the nearest values.
+        memory: Largest number of bytes of activations that are kept between layers; with less, those of wide layers are
+            computed again, which takes time and changes no result.
+        progress: Told of each weight: (done, total, name).
+        **options: `granularity` ("tensor", "channel" or a number of channels), `method` ("auto", "kmeans", "gptq"),
+            `correct_biases`, `include`, `exclude`, `misfits`: see `pk.ClusterOptions`.
+
+    Raises:
+        ValueError: An option has a wrong value; data are not finite or do not fit; a pattern matches nothing.
+        TypeError: `model` is not a Keras 3 model; an option is unknown.
+
+    Sources: Han et al. 2016, arXiv:1510.00149 (clusters); Frantar et al. 2022, arXiv:2210.17323 (GPTQ), with centroids
+        in the place of a grid.
+    """
+    chosen, memory = ClusterOptions(clusters, **options), positive("memory", memory)
+    chosen.with_data(data) if chosen.method != "auto" or data is not None else None
+    check_computes_in_floats(model)
+    if data is None:
+        return cluster_model(model, chosen, progress=progress, memory=memory)
+    checked = CheckedData(model, data)
+    baseline = Baseline(model, checked)
+    return with_damage(cluster_model(model, chosen, checked, progress, memory), baseline)

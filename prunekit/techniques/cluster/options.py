@@ -1,0 +1,139 @@
+"""Options of clustering after training, shared by `pk.cluster`, the recipe step and the command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Literal, TypedDict, get_args
+
+from prunekit.sparsity.arguments import whole
+from prunekit.sparsity.shorthands import Clustering, Granularity, Misfits
+from prunekit.suggestions import did_you_mean
+
+METHODS = get_args(Clustering)
+GRANULARITIES = get_args(Granularity)
+# Clusters of all weights, or by patterns.
+Clusters = int | Mapping[str, int | Literal["float"]]
+FLOAT = "float"
+# Indices of 8 bits.
+_MOST = 256
+
+
+class ClusterKeywords(TypedDict, total=False):
+    """Types of the keyword options of `pk.cluster`; see `ClusterOptions`."""
+
+    granularity: Granularity | int
+    method: Clustering
+    correct_biases: bool | None
+    include: Sequence[str] | str
+    exclude: Sequence[str] | str
+    misfits: Misfits
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """How many values weights may have, and how these are chosen.
+
+    Args:
+        clusters: Largest number of different values in a codebook, 2 to 256; a weight's zeros are one of them. Or
+            clusters by patterns of layers and weights, {"head": 64, "block_*": "float"}: "float" leaves them as they
+            are, and 16 hold for the others.
+        granularity: Which entries of a weight share a codebook: "tensor": all; "channel": those of an output channel; a
+            number: those of so many neighbouring channels.
+        method: "kmeans": the nearest centroids of k-means, on data counted by the energy of each weight's input.
+            "gptq": one input after another, the weights of the others make up for the error, and centroids are fitted
+            to the layer's outputs; reads data. "auto": "gptq" with data or synthetic inputs, else "kmeans".
+        correct_biases: True corrects biases by the mean error of each output; None: wherever data are read.
+        include: Names, globs or `re:` patterns of layers and weights to cluster; empty = all kernels and tables.
+        exclude: Patterns of those that stay as they are; overrides `include`.
+        misfits: Weights with too few entries for their codebooks: "skip" leaves them as they are, and the report names
+            them; "error" refuses the model.
+
+    Raises:
+        ValueError: An option has a value that is not listed here.
+        TypeError: An option is of another type.
+    """
+
+    clusters: Clusters = 16
+    granularity: str | int = "tensor"
+    method: str = "auto"
+    correct_biases: bool | None = None
+    include: Sequence[str] | str = ()
+    exclude: Sequence[str] | str = ()
+    misfits: str = "skip"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.clusters, Mapping):
+            if not self.clusters or not all(isinstance(pattern, str) for pattern in self.clusters):
+                raise ValueError(
+                    "`clusters` by patterns names layers or weights with their clusters, {'head': 64}. Received: "
+                    f"{self.clusters!r}."
+                )
+            for pattern, number in self.clusters.items():
+                if number != FLOAT:
+                    _check_clusters(number, f"`clusters[{pattern!r}]`", ', or "float"')
+            object.__setattr__(self, "clusters", dict(self.clusters))
+        else:
+            _check_clusters(self.clusters, "`clusters`", ", or clusters by patterns, {'head': 64, 'block_*': 'float'}")
+            object.__setattr__(self, "clusters", int(self.clusters))
+        if isinstance(self.granularity, Integral) and not isinstance(self.granularity, bool):
+            object.__setattr__(self, "granularity", whole("granularity", self.granularity, 1))
+        elif self.granularity not in GRANULARITIES:
+            raise ValueError(
+                '`granularity` is "tensor", "channel" or a number of channels. Received: '
+                f"{self.granularity!r}.{did_you_mean(str(self.granularity), GRANULARITIES)}"
+            )
+        for name, known in (("method", METHODS), ("misfits", get_args(Misfits))):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"`{name}` is one of {', '.join(known)}. Received: {getattr(self, name)!r}."
+                    f"{did_you_mean(str(getattr(self, name)), known)}"
+                )
+        if not (self.correct_biases is None or isinstance(self.correct_biases, bool)):
+            raise ValueError(f"`correct_biases` is True, False or None. Received: {self.correct_biases!r}.")
+
+    @property
+    def patterns(self) -> Mapping[str, int | None]:
+        """Clusters by patterns of layers and weights, None = as they are; other weights have `default_clusters`."""
+        given = self.clusters if isinstance(self.clusters, Mapping) else {}
+        return {pattern: None if number == FLOAT else int(number) for pattern, number in given.items()}
+
+    @property
+    def default_clusters(self) -> int:
+        """Clusters of the weights that no pattern matches."""
+        return 16 if isinstance(self.clusters, Mapping) else self.clusters
+
+    @property
+    def run(self) -> int | None:
+        """Number of channels that share a codebook; None = all."""
+        return {"tensor": None, "channel": 1}.get(str(self.granularity), self.granularity)  # type: ignore[return-value]
+
+    @property
+    def may_stand_in(self) -> bool:
+        """True if synthetic inputs are read where no data were given."""
+        return self.method == "auto" and self.correct_biases is not False
+
+    def with_data(self, data: Any) -> tuple[str, bool]:
+        """Returns (method, whether biases are corrected) for these calibration data.
+
+        Raises:
+            ValueError: There are no data, and an option needs some.
+        """
+        method = ("kmeans" if data is None else "gptq") if self.method == "auto" else self.method
+        corrects = data is not None if self.correct_biases is None else self.correct_biases
+        if data is None and (method == "gptq" or corrects):
+            needs = 'method="gptq"' if method == "gptq" else "correct_biases=True"
+            raise ValueError(
+                f"Clustering with {needs} reads calibration data. Received: data=None. Pass some hundred examples of "
+                "the training data as `data`."
+            )
+        return method, corrects
+
+
+def _check_clusters(number: Any, name: str, others: str) -> None:
+    known = isinstance(number, Integral) and not isinstance(number, bool)
+    if not known or not 2 <= number <= _MOST:
+        raise (ValueError if known else TypeError)(
+            f"{name} is the number of values of a codebook, an int from 2 to {_MOST}{others}. Received: {number!r}."
+        )
