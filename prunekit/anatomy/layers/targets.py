@@ -204,8 +204,8 @@ def values_by_name(
         matching = [pattern] if pattern in names else _matching(NamePattern(pattern, option), model, weights, names)
         if not matching:
             raise ValueError(
-                f"A pattern in `{option}` must match a {_participle(verb)} weight. Received: {pattern!r}, which matches "
-                f"only weights that are not {_participle(verb)}. Add them to `include`, or remove the pattern."
+                f"A pattern in `{option}` must match a {_participle(verb)} weight. Received: {pattern!r}, which "
+                f"matches only weights that are not {_participle(verb)}. Add them to `include`, or remove the pattern."
             )
         for name in matching:
             if found.setdefault(name, value) != value:
@@ -323,5 +323,6 @@ def _check_each_include_takes_something(
             reasons = "; ".join(by_reason([item for item in skipped if item.name in matched]))
             raise ValueError(
                 f"The pattern {selection.matcher.pattern!r} in `include` matches nothing that is {_participle(verb)}. "
-                f"Received: {reasons}. To {verb} a weight that is out by default, name the weight itself, as in {matched[0]!r}."
+                f"Received: {reasons}. To {verb} a weight that is out by default, name the weight itself, as in "
+                f"{matched[0]!r}."
             )
