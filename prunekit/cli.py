@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import click
 
-from prunekit.commands import evaluation, exporting, models, quantizing, removals, results, runs, scan, start
+from prunekit.commands import clustering, evaluation, exporting, models, quantizing, removals, results, runs, scan, start
 from prunekit.missing_packages import missing_backend
 from prunekit.terminal import TRACEBACK, warnings_in_lines
 from prunekit.version import __version__
@@ -23,7 +23,7 @@ COMMANDS = (
     *(start.init, runs.compress, runs.sweep, runs.check, runs.verify),
     *(results.report, results.compare, results.recipes),
     *(models.inspect, scan.sensitivity, removals.prune, removals.shrink, removals.simplify, removals.remove_blocks),
-    *(quantizing.quantize, exporting.export, evaluation.evaluate, models.convert, models.doctor),
+    *(quantizing.quantize, clustering.cluster, exporting.export, evaluation.evaluate, models.convert, models.doctor),
 )
 
 

@@ -10,5 +10,6 @@
 - `models`: inspect, convert, doctor
 - `removals`: prune, shrink, simplify, remove-blocks
 - `quantizing`: quantize
+- `clustering`: cluster
 - `exporting`: export
 """

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from prunekit.core.data.calibration import CheckedData
-from prunekit.core.layerwise.layerwise import MEMORY, Progress
+from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.outputs.baseline import Baseline
 from prunekit.keyword_options import keyword_options
-from prunekit.sparsity.arguments import positive
+from prunekit.sparsity.arguments import MEMORY, number_of_bytes
 from prunekit.techniques.cluster.after_training import cluster_model, with_damage
 from prunekit.techniques.cluster.cluster_report import ClusterReport
 from prunekit.techniques.cluster.options import ClusterKeywords, ClusterOptions, Clusters
@@ -21,7 +21,7 @@ def cluster(
     clusters: Clusters = 16,
     data: Any = None,
     *,
-    memory: float = MEMORY,
+    memory: float | str = MEMORY,
     progress: Progress | None = None,
     **options: Unpack[ClusterKeywords],
 ) -> ClusterReport:
@@ -49,8 +49,9 @@ def cluster(
     Sources: Han et al. 2016, arXiv:1510.00149 (clusters); Frantar et al. 2022, arXiv:2210.17323 (GPTQ), with centroids
         in the place of a grid.
     """
-    chosen, memory = ClusterOptions(clusters, **options), positive("memory", memory)
-    chosen.with_data(data) if chosen.method != "auto" or data is not None else None
+    chosen, memory = ClusterOptions(clusters, **options), number_of_bytes("memory", memory)
+    if chosen.method != "auto":
+        chosen.with_data(data)
     check_computes_in_floats(model)
     if data is None:
         return cluster_model(model, chosen, progress=progress, memory=memory)

@@ -13,10 +13,11 @@ from prunekit.anatomy.layers.targets import Target, find_targets, values_by_name
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.core.data.calibration import batches_of
 from prunekit.core.data.synthetic_inputs import stand_in
-from prunekit.core.layerwise.layerwise import MEMORY, LayerwiseRepair, Progress
+from prunekit.core.layerwise.layerwise import LayerwiseRepair, Progress
 from prunekit.core.runtime.kept_grids import check_off_grids
 from prunekit.core.runtime.variable_values import assigned
 from prunekit.core.statistics.layer_products import unfitted
+from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.cluster.cluster_report import ClusteredWeight, ClusterReport, stored_bytes
 from prunekit.techniques.cluster.codebooks import Channels, Codebooks, entropy
