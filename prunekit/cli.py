@@ -13,7 +13,18 @@ from collections.abc import Sequence
 
 import click
 
-from prunekit.commands import clustering, evaluation, exporting, models, quantizing, removals, results, runs, scan, start
+from prunekit.commands import (
+    clustering,
+    evaluation,
+    exporting,
+    models,
+    quantizing,
+    removals,
+    results,
+    runs,
+    scan,
+    start,
+)
 from prunekit.missing_packages import missing_backend
 from prunekit.terminal import TRACEBACK, warnings_in_lines
 from prunekit.version import __version__

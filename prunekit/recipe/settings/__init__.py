@@ -10,6 +10,7 @@
 - `shrink_settings`: of `shrink`, `remove_blocks`, `simplify`
 - `step_settings`: of `train`, `finetune`, `prune`
 - `rounds_settings`: of `rounds`
+- `cluster_settings`: of `cluster`
 - `quantize_settings`: of `quantize`
 - `export_settings`: of `export`, `expect`
 - `step_kinds`: the registry of steps

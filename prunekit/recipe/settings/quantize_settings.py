@@ -105,7 +105,7 @@ class Quantize(StepSettings):
         "calibration": "examples",
     }
     changes_weights: ClassVar[bool] = True
-    leaves_grids: ClassVar[bool] = True
+    leaves_values: ClassVar[str] = "quantize step put the weights on integer grids and wrote their file"
     epochs: Epochs | None = None
     learning_rate: Positive | None = None
     begin_epoch: Annotated[int, Field(ge=0)] = 0

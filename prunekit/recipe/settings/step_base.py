@@ -16,14 +16,15 @@ class StepSettings(Settings):
             metrics, and `verify` repeats it.
         prunes: True if the step prunes the weights of its `include` and `exclude` to its `final_sparsity`.
         returns_new_model: True if the step may replace the model by another object.
-        leaves_grids: True if the step leaves the weights on integer grids, which no later step may change.
+        leaves_values: What the step did with the weights that no later step may change, with its kind first: "quantize
+            step put the weights on integer grids". "" = later steps may change them.
         checkpointed: True if a checkpoint follows the step. False suits steps that cost next to nothing to repeat.
     """
 
     changes_weights: ClassVar[bool] = False
     prunes: ClassVar[bool] = False
     returns_new_model: ClassVar[bool] = False
-    leaves_grids: ClassVar[bool] = False
+    leaves_values: ClassVar[str] = ""
     checkpointed: ClassVar[bool] = True
 
     def text(self) -> str:
@@ -35,10 +36,11 @@ class StepSettings(Settings):
 
         The path begins at the settings.
         """
-        if self.changes_weights and any(step.leaves_grids for step in earlier):
+        before = next((step for step in earlier if step.leaves_values), None) if self.changes_weights else None
+        if before is not None:
             raise refusal(
-                "an earlier quantize step put the weights on integer grids and wrote their file, and this step changes "
-                "them. Write the quantize step after this one."
+                f"an earlier {before.leaves_values}, and this step changes them. Write the "
+                f"{before.leaves_values.partition(' ')[0]} step after this one."
             )
 
     @property

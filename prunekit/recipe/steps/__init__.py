@@ -7,6 +7,7 @@
 - `rounds_step`: `rounds`
 - `shrink_step`: `shrink`
 - `layer_steps`: `remove_blocks`, `simplify`
+- `cluster_step`: `cluster`
 - `export_step`: `export`
 - `quantize_step`: `quantize`
 - `expectations`: bounds beside measured values

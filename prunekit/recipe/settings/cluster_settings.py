@@ -1,0 +1,77 @@
+"""Settings of the step kind cluster. Reads no file and imports neither Keras nor NumPy."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Discriminator, Tag
+
+from prunekit.recipe.settings.fields import EXAMPLES, Count, Memory, WeightPattern, WeightPatterns, refusal, shown
+from prunekit.recipe.settings.step_base import StepSettings, patterns_text
+from prunekit.sparsity.arguments import MEMORY
+from prunekit.sparsity.shorthands import Clustering, Misfits
+
+# Of all weights, or by patterns.
+_DEFAULT = 16
+
+
+def _are_clusters(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 2 <= value <= 256
+
+
+def _clusters(value: Any) -> Any:
+    if _are_clusters(value):
+        return value
+    if isinstance(value, dict) and value and all(_are_clusters(one) or one == "float" for one in value.values()):
+        return value
+    raise refusal(
+        "expected the number of values of a weight, 2 to 256, or numbers by patterns of layers, such as {head: 64, "
+        f"'block_*': float}}. Received: {shown(value)}."
+    )
+
+
+def _granularity(value: Any) -> Any:
+    if value in ("tensor", "channel") or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise refusal(f"expected tensor, channel, or a number of channels. Received: {shown(value)}.")
+
+
+Clusters = Annotated[
+    Annotated[int, Tag("(clusters)")] | Annotated[dict[WeightPattern, int | str], Tag("(patterns)")],
+    Discriminator(lambda value: "(patterns)" if isinstance(value, dict) else "(clusters)"),
+]
+
+
+class Cluster(StepSettings):
+    """A step that gives weights few different values, as `pk.cluster`.
+
+    Attributes:
+        examples: Number of training examples that values are fitted on.
+    """
+
+    example: ClassVar[str] = "{clusters: 16}"
+    changes_weights: ClassVar[bool] = True
+    leaves_values: ClassVar[str] = "cluster step gave the weights few different values"
+    clusters: Annotated[Clusters, BeforeValidator(_clusters)] = _DEFAULT
+    granularity: Annotated[int | str, BeforeValidator(_granularity)] = "tensor"
+    method: Clustering = "auto"
+    correct_biases: bool | None = None
+    include: WeightPatterns = ()
+    exclude: WeightPatterns = ()
+    misfits: Misfits = "skip"
+    examples: Count = EXAMPLES
+    memory: Memory = MEMORY
+
+    def text(self) -> str:
+        """Returns values, granularity, method and layers."""
+        given = self.clusters
+        values = f"{given} values"
+        if isinstance(given, dict):
+            values = ", ".join(f"{pattern} {number}" for pattern, number in given.items())
+        each = f"for every {self.granularity} channels" if isinstance(self.granularity, int) else self.granularity
+        return ", ".join(
+            [
+                values,
+                f"per {each}" if isinstance(each, str) and each in ("tensor", "channel") else each,
+                *([] if self.method == "auto" else [self.method]),
+                *patterns_text(self),
+            ]
+        )
