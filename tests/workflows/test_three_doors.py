@@ -10,6 +10,7 @@ PRUNED = {"sparsity": 0.8}
 SHRUNK = {"channels": 0.5}
 GRIDS = {"bits": 3}
 FEWER = {"blocks": 1}
+VALUES = {"clusters": 4}
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +41,9 @@ def data_beside(path):
 
 def in_python(name, options, path):
     model, data = keras.saving.load_model(path), data_beside(path)
-    if name in ("prune", "quantize"):
-        target = [options["sparsity"]] if name == "prune" else []
-        rest = {} if name == "prune" else options
+    if name in ("prune", "quantize", "cluster"):
+        target = [] if name == "quantize" else options.values()
+        rest = options if name == "quantize" else {}
         getattr(pk, name)(model, *target, data, **rest)
         return model
     if name == "remove_blocks":
@@ -67,7 +68,14 @@ def by_recipe(name, options, path):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("prune", PRUNED), ("shrink", SHRUNK), ("quantize", GRIDS), ("remove_blocks", FEWER), ("simplify", {})],
+    [
+        ("prune", PRUNED),
+        ("shrink", SHRUNK),
+        ("quantize", GRIDS),
+        ("cluster", VALUES),
+        ("remove_blocks", FEWER),
+        ("simplify", {}),
+    ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
 def test_the_weights_are_those_of_the_python_call(name, options, path, run, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from typing import ClassVar
 from prunekit.anatomy.records.damage import Damage
 from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.plain_data import Record
-from prunekit.anatomy.records.reports import Skipped
+from prunekit.anatomy.records.reports import Skipped, skipped_section
 from prunekit.anatomy.records.sections import Column, Section
 
 _FLOAT_BYTES = 4
@@ -135,8 +135,7 @@ class ClusterReport(Displayed):
             )
         )
         if self.skipped:
-            rows = tuple((one.name, one.reason) for one in self.skipped)
-            found.append(Section("Not clustered", (Column("Weight", "name"), Column("Reason", "text")), rows))
+            found.append(skipped_section("Not clustered", "Weight", self.skipped))
         return tuple(found)
 
     def __str__(self) -> str:

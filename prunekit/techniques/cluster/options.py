@@ -107,7 +107,9 @@ class ClusterOptions:
     @property
     def run(self) -> int | None:
         """Number of channels that share a codebook; None = all."""
-        return {"tensor": None, "channel": 1}.get(str(self.granularity), self.granularity)  # type: ignore[return-value]
+        if isinstance(self.granularity, int):
+            return self.granularity
+        return 1 if self.granularity == "channel" else None
 
     @property
     def may_stand_in(self) -> bool:

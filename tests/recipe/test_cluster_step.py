@@ -1,0 +1,87 @@
+"""The recipe step `cluster`: refusals, the plan, and a run whose masks hold."""
+
+import keras
+import numpy as np
+import pytest
+from networks import dense_network
+from tiny_recipes import one_shot, recipe
+
+from prunekit.recipe.run.runner import compress, plan
+from prunekit.recipe.text.loader import RecipeError, load_recipe
+
+pytestmark = pytest.mark.every_backend
+
+TRAIN = {"train": {"epochs": 1}}
+TEXT = """\
+version: 1
+model: {builtin: digits-cnn}
+data: {builtin: digits}
+compile: {optimizer: adam}
+steps:
+  - STEP
+"""
+MISTAKES = {
+    "one value": ("cluster: {clusters: 1}", "6:25", "expected the number of values of a weight, 2 to 256"),
+    "a pattern's": ("cluster: {clusters: {head: many}}", "6:25", "or numbers by patterns of layers"),
+    "a key": ("cluster: {cluster: 4}", "6:15", "unknown key 'cluster'. Did you mean 'clusters'?"),
+    "granularity": ("cluster: {granularity: filter}", "6:28", "expected tensor, channel, or a number of channels"),
+    "a method": ("cluster: {method: gtpq}", "6:23", "'gtpq'. Did you mean 'gptq'?"),
+}
+
+
+def network():
+    return dense_network(8, seed=5, hidden=16, second=12, logits=4)
+
+
+def cluster(**settings):
+    return {"cluster": settings}
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_has_its_place(tmp_path, name):
+    step, place, message = MISTAKES[name]
+    path = tmp_path / "r.yaml"
+    path.write_text(TEXT.replace("STEP", step))
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    assert f"r.yaml:{place}: " in str(caught.value) and message in str(caught.value)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([cluster(), TRAIN], "earlier cluster step gave the weights few.* Write the cluster step after this one"),
+        ([cluster(), one_shot(0.5)], "Write the cluster step after this one"),
+        ([cluster(clusters={"haed": 4})], "'haed' in `clusters` matches no layer"),
+        ([cluster(method="gptq", include=["logits/bias"])], "no weights to cluster|becomes smaller"),
+    ],
+)
+def test_a_plan_that_cannot_be_run_is_refused(pairs, steps, message):
+    with pytest.raises(RecipeError, match=message):
+        plan(recipe(*steps), network(), pairs)
+
+
+def test_the_plan_lists_the_weights(pairs):
+    step = plan(
+        recipe(TRAIN, cluster(clusters={"logits": 4}, granularity="channel", misfits="skip")), network(), pairs
+    ).steps[1]
+    assert step.text == "logits 4, per channel"
+    (section,) = step.sections
+    assert section.rows == (("logits/kernel", (12, 4), 4, 4),)
+
+
+@pytest.mark.every_backend(cases=0)
+def test_a_run_clusters_what_the_steps_before_left_and_exports_it(pairs, tmp_path):
+    steps = TRAIN, one_shot(0.5), cluster(clusters=4), {"export": {"formats": ["keras"]}}
+    seen = []
+    result = compress(recipe(*steps), network(), pairs, tmp_path / "run", progress=seen.append)
+    assert any(item.text == "hidden/kernel, 1 of 3" for item in seen)
+    (exported,) = (tmp_path / "run" / "exports").glob("*.keras")
+    for model in (result.model, keras.saving.load_model(exported, compile=False)):
+        kernels = [np.array(model.get_layer(name).kernel.numpy()) for name in ("hidden", "second", "logits")]
+        assert [len(np.unique(kernel)) for kernel in kernels] == [4, 4, 4]
+        assert sum(int((kernel == 0).sum()) for kernel in kernels) == 184
+    titles = [section["title"] for section in result.report.to_dict()["steps"][2]["sections"]]
+    assert "Clustered weights" in titles and "On the data" in titles
