@@ -50,6 +50,14 @@ class Channels:
         wide = [self.shape[axis] if axis in self.out_axes else 1 for axis in range(len(self.shape))]
         return np.broadcast_to(found.transpose(order).reshape(wide), self.shape)
 
+    def parts(self, kernel: np.ndarray) -> list[np.ndarray]:
+        """Returns the entries of each codebook, flat."""
+        if self.count == 1:
+            return [kernel.ravel()]
+        flat = self.numbers.ravel()
+        order = np.argsort(flat, kind="stable")
+        return np.split(kernel.ravel()[order], np.cumsum(np.bincount(flat, minlength=self.count))[:-1])
+
 
 @dataclass(frozen=True, eq=False)
 class Codebooks:
@@ -83,12 +91,10 @@ class Codebooks:
             start: As for `kmeans`.
         """
         rows = []
-        for number in range(channels.count):
-            inside = channels.numbers == number if channels.count > 1 else np.ones(channels.shape, bool)
-            kept = inside & (kernel != 0)
-            zeros = int(np.any(inside & (kernel == 0)))
-            given = None if weights is None else np.broadcast_to(weights, kernel.shape)[kept]
-            rows.append(kmeans(kernel[kept], clusters - zeros, given, start) if kept.any() else np.zeros(0))
+        counts = np.ones(kernel.shape) if weights is None else np.broadcast_to(weights, kernel.shape)
+        for entries, own in zip(channels.parts(kernel), channels.parts(counts), strict=True):
+            kept = entries != 0
+            rows.append(kmeans(entries[kept], clusters - (not kept.all()), own[kept], start))
         return cls(channels, _table(rows))
 
     def number_of(self, kernel: np.ndarray) -> np.ndarray:

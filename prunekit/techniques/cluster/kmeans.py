@@ -37,11 +37,12 @@ class SortedValues:
             weights: Weights of the same shape, at least 0; None = 1 for each. Where all are 0, each is 1.
         """
         entries = np.asarray(values).ravel()
-        if weights is None or not np.any(weights):
+        given = None if weights is None else np.asarray(weights).ravel()
+        if given is None or not given.size or not given.any() or (given == given[0]).all():
             found, totals = np.unique(entries, return_counts=True)
         else:
             found, places = np.unique(entries, return_inverse=True)
-            totals = np.bincount(places.ravel(), np.asarray(weights, "float64").ravel(), len(found))
+            totals = np.bincount(places.ravel(), given.astype("float64"), len(found))
         found, totals = found.astype("float64"), totals.astype("float64")
         # A value without weight costs nothing, but belongs to a cluster.
         smallest = totals[totals > 0].min(initial=1.0) * 1e-12
@@ -115,6 +116,7 @@ def kmeans(
         conquer: the best border of a longer prefix is never further left.
     """
     found = SortedValues.of(values, weights)
+    # Also where there are no values.
     if len(found.values) <= clusters:
         return found.values
     if isinstance(start, str):

@@ -59,10 +59,11 @@ class WeightClusterer:
     def solve(self, index: int, product: LayerProduct, weight: np.ndarray, moments: LayerMoments) -> Solution:
         """Returns the new value of target `index`; entries that are zero stay zero, and no others become zero."""
         whole = np.ones(weight.shape, bool)
-        plain = Codebooks.fitted(weight, self._channels[index], self._clusters[index], start=self._start)
-        if moments.same and plain.holds(weight):
-            self._keep(index, plain)
-            return Solution(weight, whole, None, 0.0)
+        if moments.same:
+            plain = Codebooks.fitted(weight, self._channels[index], self._clusters[index], start=self._start)
+            if plain.holds(weight):
+                self._keep(index, plain)
+                return Solution(weight, whole, None, 0.0)
         corrects = self.repairs and product.bias(moments.output_sums) is not None
         fit = LayerFit(product, moments, centred=corrects)
         if self._method == "gptq" and not product.diagonal:
