@@ -9,6 +9,7 @@ from keras import layers as L
 
 import prunekit as pk
 from prunekit.reports import ClusterReport
+from prunekit.techniques.cluster import weight_clustering
 
 pytestmark = pytest.mark.every_backend
 
@@ -70,6 +71,19 @@ def test_centroids_fitted_to_the_outputs_beat_k_means_on_the_same_data():
         pk.cluster(model, 4, X, method=method)
         errors.append(output_error(model, before))
     assert errors[0] < 0.5 * errors[1]
+
+
+@pytest.mark.every_backend(cases=0)
+def test_centroids_that_are_fitted_lose_less_than_those_of_k_means(monkeypatch):
+    # Neighbouring inputs are alike, as those of pictures are.
+    smooth = np.cumsum(np.cumsum(X, axis=1), axis=2) / 8
+    before, errors = network()(smooth), []
+    for _ in range(2):
+        model = network()
+        pk.cluster(model, 2, smooth)
+        errors.append(float(keras.ops.mean((model(smooth) - before) ** 2)))
+        monkeypatch.setattr(weight_clustering, "_refitted", lambda wanted, hessian, books, *rest: books)
+    assert errors[0] < 0.95 * errors[1]
 
 
 @pytest.mark.parametrize("data", [None, X], ids=["no data", "data"])
