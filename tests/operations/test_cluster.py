@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers as L
+from networks import outputs
 
 import prunekit as pk
 from prunekit.reports import ClusterReport
@@ -31,10 +32,6 @@ def kernels(model):
     return {path: np.array(model.get_layer(path.split("/")[0]).kernel.numpy()) for path in KERNELS[:1] + KERNELS[2:]}
 
 
-def outputs(model, inputs=X):
-    return keras.ops.convert_to_numpy(model(inputs, training=False))
-
-
 def output_error(model, before, inputs=X):
     return float(np.square(outputs(model, inputs) - before).sum() / np.square(before).sum())
 
@@ -55,7 +52,7 @@ def test_each_weight_has_as_many_values_as_asked_for(granularity):
 
 
 def test_data_lose_less_than_none_and_than_the_nearest_values():
-    before, errors = outputs(network()), []
+    before, errors = outputs(network(), X), []
     for data, options in ((X, {}), (None, {}), (None, {"method": "kmeans", "correct_biases": False})):
         model = network()
         pk.cluster(model, 4, data, **options)
@@ -64,7 +61,7 @@ def test_data_lose_less_than_none_and_than_the_nearest_values():
 
 
 def test_centroids_fitted_to_the_outputs_beat_k_means_on_the_same_data():
-    before, errors = outputs(network()), []
+    before, errors = outputs(network(), X), []
     for method in ("gptq", "kmeans"):
         model = network()
         pk.cluster(model, 4, X, method=method)
