@@ -9,9 +9,6 @@ from prunekit.recipe.settings.step_base import StepSettings, patterns_text
 from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.shorthands import Clustering, Misfits
 
-# Of all weights, or by patterns.
-_DEFAULT = 16
-
 
 def _are_clusters(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 2 <= value <= 256
@@ -50,7 +47,7 @@ class Cluster(StepSettings):
     example: ClassVar[str] = "{clusters: 16}"
     changes_weights: ClassVar[bool] = True
     leaves_values: ClassVar[str] = "cluster step gave the weights few different values"
-    clusters: Annotated[Clusters, BeforeValidator(_clusters)] = _DEFAULT
+    clusters: Annotated[Clusters, BeforeValidator(_clusters)] = 16
     granularity: Annotated[int | str, BeforeValidator(_granularity)] = "tensor"
     method: Clustering = "auto"
     correct_biases: bool | None = None
@@ -62,16 +59,9 @@ class Cluster(StepSettings):
 
     def text(self) -> str:
         """Returns values, granularity, method and layers."""
-        given = self.clusters
-        values = f"{given} values"
-        if isinstance(given, dict):
-            values = ", ".join(f"{pattern} {number}" for pattern, number in given.items())
-        each = f"for every {self.granularity} channels" if isinstance(self.granularity, int) else self.granularity
-        return ", ".join(
-            [
-                values,
-                f"per {each}" if isinstance(each, str) and each in ("tensor", "channel") else each,
-                *([] if self.method == "auto" else [self.method]),
-                *patterns_text(self),
-            ]
-        )
+        values = f"{self.clusters} values"
+        if isinstance(self.clusters, dict):
+            values = ", ".join(f"{pattern} {number}" for pattern, number in self.clusters.items())
+        shared = f"{self.granularity} channels" if isinstance(self.granularity, int) else self.granularity
+        method = [] if self.method == "auto" else [self.method]
+        return ", ".join([values, f"per {shared}", *method, *patterns_text(self)])

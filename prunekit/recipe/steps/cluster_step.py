@@ -45,13 +45,14 @@ class ClusterStep(StepHandler[PreparedClusters]):
 
     def planned(self, prepared: PreparedClusters, step: PlannedStep) -> PlannedStep:
         """Returns the entry of the plan, with a table of the weights."""
-        columns = Column("Weight", "name"), Column("Shape", "shape"), Column("Values", "count")
-        rows = tuple((one.target.name, one.channels.shape, one.clusters) for one in prepared.weights)
-        section = Section(
-            "Weights to cluster",
-            (*columns, Column("Codebooks", "count")),
-            tuple((*row, one.channels.count) for row, one in zip(rows, prepared.weights, strict=True)),
+        columns = (
+            Column("Weight", "name"),
+            Column("Shape", "shape"),
+            Column("Values", "count"),
+            Column("Codebooks", "count"),
         )
+        rows = [(one.target.name, one.channels.shape, one.clusters, one.channels.count) for one in prepared.weights]
+        section = Section("Weights to cluster", columns, tuple(rows))
         return dataclasses.replace(step, sections=(section,))
 
     def run(self, prepared: PreparedClusters, workspace: Workspace) -> StepResult:

@@ -1,0 +1,143 @@
+"""Clusters after training: k-means, GPTQ with fitted centroids, and the starts of tensorflow-model-optimization."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensorflow_model_optimization.python.core.clustering.keras import clustering_centroids as centroids_of_tfmot
+
+import prunekit as pk
+from prunekit.techniques.cluster.codebooks import Channels, Codebooks
+from prunekit.techniques.cluster.kmeans import kmeans
+from studies.few_bits import FewBits
+from studies.quantization import EXAMPLES, NETWORKS
+from studies.results import Results, measure_networks
+
+CLUSTERS = (16, 8, 4, 2)
+# Centroids without an iteration; k-means++ draws with a seed of its own.
+STARTS = {
+    "linear": centroids_of_tfmot.LinearCentroidsInitialisation,
+    "density": centroids_of_tfmot.DensityBasedCentroidsInitialisation,
+    "k-means++": centroids_of_tfmot.KmeansPlusPlusCentroidsInitialisation,
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "k-means": {"method": "kmeans", "correct_biases": False},
+    "on synthetic inputs": {},
+    "GPTQ": {"data": True},
+    "GPTQ, per channel": {"data": True, "granularity": "channel"},
+}
+PAGE = Path("docs/measured/clusters.md")
+HEAD = f"""# Measured: clusters after training
+
+The networks are those of [quantization](quantization.md), without further training. Accuracies are on the 10,000 test
+images; the error is the squared change of the outputs on them, relative to the variance of the outputs. {EXAMPLES:,}
+training images are read, drawn with seed 0; one run each. The call: `pk.cluster(model, clusters, images)`; "k-means"
+and "on synthetic inputs" read no data. `scripts/study clusters` makes this page.
+
+"""
+SIGNALS = """
+## Signal to noise of the weights
+
+Squares of a weight's entries over the squared error, in decibels, of k-means above the best of the starts of
+tensorflow-model-optimization (linear, density, k-means++), which runs no iteration before its training: least and
+median of the layers.
+
+| network | 16 | 8 | 4 | 2 |
+|---|---:|---:|---:|---:|
+"""
+
+
+def signal(kernel: np.ndarray, centroids: np.ndarray) -> float:
+    """Decibels of a kernel on its nearest centroids."""
+    wide = kernel.ravel().astype("float64")
+    error = np.abs(wide[:, None] - np.unique(centroids)).min(axis=1)
+    return float(10 * np.log10(np.square(wide).sum() / max(np.square(error).sum(), 1e-30)))
+
+
+class Clusters(FewBits):
+    """Measures one network."""
+
+    def signals(self) -> dict[str, Any]:
+        """Decibels of k-means above the best start, by the number of clusters: one for each kernel."""
+        kernels = [np.asarray(one) for one in self._weights if one.ndim > 1 and one.size > 4 * max(CLUSTERS)]
+        found: dict[str, Any] = {}
+        for clusters in CLUSTERS:
+            rows = []
+            for kernel in kernels:
+                starts = [
+                    signal(kernel, np.asarray(start(kernel, clusters).get_cluster_centroids()))
+                    for start in STARTS.values()
+                ]
+                rows.append(signal(kernel, kmeans(kernel, clusters)) - max(starts))
+            found[str(clusters)] = rows
+        return found
+
+    def started(self, clusters: int) -> dict[str, dict[str, float]]:
+        """Error and accuracy with the nearest centroids of each start."""
+        found = {}
+        for name, start in STARTS.items():
+            values = []
+            for one in self._weights:
+                if one.ndim > 1 and one.size > clusters:
+                    table = np.unique(np.asarray(start(one, clusters).get_cluster_centroids(), "float32"))
+                    books = Codebooks(Channels(one.shape, ()), table[None])
+                    one = books.values(np.intp(0), books.number_of(one))
+                values.append(one)
+            self._model.set_weights(values)
+            found[name] = self._measured()
+        return found
+
+    def clustered(self, clusters: int, options: dict[str, Any]) -> dict[str, float]:
+        """Error and accuracy of `pk.cluster`."""
+        self._model.set_weights(self._weights)
+        given = {name: value for name, value in options.items() if name != "data"}
+        report = pk.cluster(self._model, clusters, self.images if options.get("data") else None, **given)
+        return self._measured() | {"bytes": report.bytes[1], "float": report.bytes[0]}
+
+    def run(self) -> dict[str, Any]:
+        """All figures of the network."""
+        found: dict[str, Any] = {"signals": self.signals(), "dense": float(self._dense_accuracy())}
+        for clusters in CLUSTERS:
+            found[f"{clusters} tfmot"] = self.started(clusters)
+            found |= {f"{clusters} {way}": self.clustered(clusters, options) for way, options in WAYS.items()}
+        return found
+
+    def _dense_accuracy(self) -> float:
+        self._model.set_weights(self._weights)
+        return self._measured()["accuracy"]
+
+
+def page(results: Results) -> str:
+    """Returns the page as Markdown."""
+    ways = list(WAYS)
+    lines = [
+        f"| network (dense) | clusters | best start of tfmot | {' | '.join(ways)} | bytes |",
+        f"|---|---:|{'---:|' * (len(ways) + 2)}",
+    ]
+    signals = []
+    for name, title in NETWORKS.items():
+        found = results.values.get(name)
+        if not found:
+            continue
+        for clusters in CLUSTERS:
+            best = min(found[f"{clusters} tfmot"].values(), key=lambda one: one["error"])
+            cells = [
+                f"{one['accuracy']:.4f} ({one['error']:.2g})"
+                for one in (best, *(found[f"{clusters} {way}"] for way in ways))
+            ]
+            size = found[f"{clusters} GPTQ"]
+            lines.append(
+                f"| {title} ({found['dense']:.4f}) | {clusters} | {' | '.join(cells)} | "
+                f"{size['bytes']:,} of {size['float']:,} |"
+            )
+        cells = [
+            f"{min(found['signals'][str(one)]):.1f}, {np.median(found['signals'][str(one)]):.1f}" for one in CLUSTERS
+        ]
+        signals.append(f"| {title} | {' | '.join(cells)} |")
+    head = "## Accuracy (error of the outputs)\n\n"
+    tail = "\nBytes: of all weights, with indices and codebooks per tensor in the place of the clustered ones.\n"
+    return HEAD + head + "\n".join(lines) + "\n" + tail + SIGNALS + "\n".join(signals) + "\n"
+
+
+if __name__ == "__main__":
+    measure_networks(__doc__, NETWORKS, PAGE, lambda name: Clusters(name).run(), page)
