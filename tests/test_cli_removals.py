@@ -260,7 +260,7 @@ class TestShrink:
                 "Received: --allocation, which would have no effect.",
             ),
             (["MODEL", "--macs", "0.001", "-o", "new.keras"], "The reachable range is"),
-            (["MODEL", "--bytes", "0.1", "-o", "new.keras"], "bytes=0.1 cannot be reached within 2%"),
+            (["MODEL", "--bytes", "0.1", "-o", "new.keras"], "bytes=0.1 cannot be reached within 10%"),
             (["MODEL", "--latency", "60", "-o", "new.keras"], "For 60 %, pass 0.6."),
             (["MODEL", "--channels", "3", "-o", "new.keras"], "3 of the model's 8 removable channels, pass"),
             (["MODEL", "--channels", "0.5", "-o", "new.keras", "--label", "y"], "--label needs --data."),

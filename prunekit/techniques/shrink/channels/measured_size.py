@@ -16,7 +16,7 @@ from prunekit.techniques.shrink.channels.options import SizeTarget
 
 # A secant step usually reaches a file's size at the second model; a noisy measure may need several halvings.
 _TRIES = 7
-# Without a tolerance, a share is reached at this difference, relative to it.
+# A share is reached at this difference, relative to it; a larger one is noted, and beyond the tolerance refused.
 NEAR = 0.02
 
 
@@ -82,6 +82,11 @@ class _Tried:
         return self.measured.share
 
 
+def slack(tolerance: float | None) -> float:
+    """Returns the difference, relative to the share, at which calculated sizes are near; 0 takes the nearest."""
+    return min(NEAR, tolerance or 0.0)
+
+
 @dataclass(eq=False)
 class Search:
     """The search along the order of removal for the model whose measured share is nearest to the target.
@@ -138,7 +143,7 @@ class Search:
         if lowest.share <= target.share and self.order.multiple > 1:
             # Rounded up to a multiple, the steps may be larger than the tolerance.
             return
-        if self._is_near(best) or self._may_take_nearest():
+        if self._distance(best) <= tolerance * target.share or self._may_take_nearest():
             return
         raise ValueError(
             f"{target.measure}={target.share:g} cannot be reached within {tolerance:.0%}. Received: a model of which "
@@ -168,7 +173,7 @@ class Search:
 
     def _at(self, predicted: float) -> np.ndarray:
         wanted = predicted * self._whole
-        return self.order.nearest(self.predict, wanted, (self.tolerance or 0.0) * wanted)
+        return self.order.nearest(self.predict, wanted, slack(self.tolerance) * wanted)
 
     def _key(self, counts: np.ndarray) -> bytes:
         return self.order.rounded(counts).tobytes()
@@ -177,8 +182,7 @@ class Search:
         return abs(one.share - self.target.share)
 
     def _is_near(self, one: _Tried) -> bool:
-        near = NEAR if self.tolerance is None else self.tolerance
-        return self._distance(one) <= near * self.target.share
+        return self._distance(one) <= min(NEAR, self.tolerance or NEAR) * self.target.share
 
     def _guesses(self) -> list[float]:
         """Returns predicted shares to try next, the best guess first."""

@@ -93,7 +93,7 @@ class ShrinkOptions:
             changes nothing. None = "weights" with data or criterion="auto", "none" for criteria of untrained models,
             and for models of more than 50 million weights without data.
         tolerance: Largest difference from the share of parameters, multiply-accumulates, bytes or latency, relative to
-            the share, that is not refused. None takes the nearest model.
+            the share, that is not refused; more than 2 % is noted. None takes the nearest model.
         approximate: "layer_normalization" also removes channels of layer normalizations, which changes their
             statistics.
     """
@@ -107,7 +107,7 @@ class ShrinkOptions:
     include: Sequence[str] | str = ()
     exclude: Sequence[str] | str = ()
     repair: str | None = None
-    tolerance: float | None = 0.02
+    tolerance: float | None = 0.1
     approximate: Sequence[str] | str = ()
 
     def __post_init__(self) -> None:

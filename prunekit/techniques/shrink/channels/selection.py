@@ -19,7 +19,7 @@ from prunekit.core.statistics.channel_importance import GroupImportance, entry_s
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.scores import Criterion, get_criterion
 from prunekit.techniques.shrink.channels.budget import SizeModel
-from prunekit.techniques.shrink.channels.measured_size import Measure, Measured, Search
+from prunekit.techniques.shrink.channels.measured_size import Measure, Measured, Search, slack
 from prunekit.techniques.shrink.channels.options import ShrinkOptions, SizeTarget
 from prunekit.techniques.shrink.graph.rebuild import without_channels
 
@@ -153,7 +153,7 @@ def _counts(order: Order, budget: SizeModel, target: SizeTarget, options: Shrink
     measure = {"parameters": budget.parameters_without, "macs": budget.macs_without}[name]
     whole = measure(np.zeros(0, int))
     tolerance = options.tolerance
-    counts = order.nearest(measure, share * whole, (tolerance or 0.0) * share * whole)
+    counts = order.nearest(measure, share * whole, slack(tolerance) * share * whole)
     reached = measure(order.removed(counts)) / whole
     # Rounded up to a multiple, the steps may be larger than the tolerance.
     coarse = options.multiple > 1 and counts.sum() < order.length

@@ -131,7 +131,7 @@ def _told_of_repair(progress: Progress | None) -> Progress | None:
 
 
 def _measured_notes(measured: Measured, target: SizeTarget, options: ShrinkOptions) -> list[str]:
-    tolerance, name = options.tolerance or NEAR, target.measure
+    tolerance, name = min(NEAR, options.tolerance or NEAR), target.measure
     low, high = measured.interval
     if measured.noise > tolerance * target.share:
         return [
@@ -234,7 +234,7 @@ def _note_missed(
     measures = {"parameters": budget.parameters_without, "macs": budget.macs_without}
     if target is None or target.measure not in measures:
         return []
-    measure, tolerance = measures[target.measure], options.tolerance or NEAR
+    measure, tolerance = measures[target.measure], min(NEAR, options.tolerance or NEAR)
     left = measure(removed) / measure(np.zeros(0, int))
     if abs(left - target.share) <= tolerance * target.share:
         return []
