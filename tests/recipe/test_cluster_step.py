@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from backends import converts, tensorflow_only
 from networks import dense_network
 from tiny_recipes import one_shot, recipe
 
@@ -61,6 +62,23 @@ def test_a_mistake_has_its_place(tmp_path, name):
 def test_a_plan_that_cannot_be_run_is_refused(pairs, steps, message):
     with pytest.raises(RecipeError, match=message):
         plan(recipe(*steps), network(), pairs)
+
+
+@pytest.mark.one_backend
+def test_integers_after_clusters_keep_equal_weights_equal(pairs):
+    load_recipe(recipe(cluster(clusters=4), {"quantize": {}}), data_given=True)
+    for settings in ({"bits": 4}, {"bits": {"head": 4}}, {"method": "gptq"}, {"equalize": True}, {"epochs": 2}):
+        with pytest.raises(RecipeError, match=f"quantize.{next(iter(settings))}: .* makes weights different"):
+            load_recipe(recipe(cluster(), {"quantize": settings}), data_given=True)
+
+
+@pytest.mark.one_backend
+@converts
+@tensorflow_only
+def test_a_file_of_8_bits_has_as_few_values_in_each_channel(pairs):
+    result = compress(recipe(TRAIN, cluster(clusters=4), {"quantize": {}}), network(), pairs)
+    kernel = np.array(result.model.get_layer("hidden").kernel.numpy())
+    assert max(len(np.unique(column)) for column in kernel.T) <= 4 < len(np.unique(kernel))
 
 
 def test_the_plan_lists_the_weights(pairs):

@@ -1,12 +1,13 @@
 """Settings of the step kind quantize. Reads no file and imports neither Keras nor NumPy."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from prunekit.delivery.reports.rows import INTEGER_FORMAT
+from prunekit.recipe.settings.cluster_settings import Cluster
 from prunekit.recipe.settings.fields import (
     EXAMPLES,
     Count,
@@ -26,6 +27,8 @@ from prunekit.recipe.settings.step_settings import checked_pattern
 from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.shorthands import ActivationBits, Misfits, Rounding
 
+# Settings with which equal weights of a channel may become different.
+_UNEQUAL = ("budget", "drop", "epochs", "group_size", "method", "equalize", "sparsity")
 # Ends of the names of the files, by the activations.
 _ENDINGS = {8: "", 16: "-activations16", "float": "-weights"}
 _RULE = re.compile(r"minmax|mse|percentile(:0?\.\d+)?")
@@ -217,6 +220,20 @@ class Quantize(StepSettings):
         if self.candidates:
             return min(self.candidates)
         return self.bits if isinstance(self.bits, int | dict) else 8
+
+    def check(self, earlier: Sequence[Any]) -> None:
+        """Refuses weights on grids, and weights of few values where rounding makes equal ones different."""
+        others = [step for step in earlier if not isinstance(step, Cluster)]
+        super().check(others)
+        given = self.fewest_bits
+        bits = [one for one in (given.values() if isinstance(given, dict) else [given]) if one != "float"]
+        changed = [*filter(self._is_given, _UNEQUAL)] or (["bits"] if any(one != 8 for one in bits) else [])
+        if changed and len(others) < len(earlier):
+            raise refusal(
+                f"{changed[0]!r} makes weights different that an earlier cluster step made equal. After it, 8 bits "
+                "take the nearest steps: leave it out.",
+                changed[0],
+            )
 
     @property
     def bits_text(self) -> str:
