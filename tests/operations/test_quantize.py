@@ -79,7 +79,7 @@ def test_the_simulation_is_not_run_again_for_a_file_on_the_calibration_data(tmp_
 
 def test_the_result_shows_what_was_done(eight):
     done, _, _ = eight
-    assert repr(done) == f"<QuantizationResult: {str(done).splitlines()[0]}>"
+    assert repr(done) == f"<QuantizationResult {done.model_name!r}: {done.verdict()}>"
 
 
 def test_the_fields_of_an_export_describe_the_file(eight):

@@ -16,8 +16,8 @@ GRANULARITIES = get_args(Granularity)
 # Clusters of all weights, or by patterns.
 Clusters = int | Mapping[str, int | Literal["float"]]
 FLOAT = "float"
-# Indices of 8 bits.
-_MOST = 256
+# Values that indices of 8 bits tell apart.
+_VALUES = 256
 
 
 class ClusterKeywords(TypedDict, total=False):
@@ -135,7 +135,7 @@ class ClusterOptions:
 
 def _check_clusters(number: Any, name: str, others: str) -> None:
     known = isinstance(number, Integral) and not isinstance(number, bool)
-    if not known or not 2 <= number <= _MOST:
+    if not known or not 2 <= number <= _VALUES:
         raise (ValueError if known else TypeError)(
-            f"{name} is the number of values of a codebook, an int from 2 to {_MOST}{others}. Received: {number!r}."
+            f"{name} is the number of values of a codebook, an int from 2 to {_VALUES}{others}. Received: {number!r}."
         )

@@ -134,7 +134,7 @@ def test_an_epoch_of_unknown_length_needs_an_end(compiled, samples):
         while True:
             yield samples[0][:8], samples[1][:8]
 
-    with pytest.raises(ValueError, match="steps_per_epoch to `fit`"):
+    with pytest.raises(ValueError, match="with `fit`, steps_per_epoch is enough"):
         compiled.fit(batches(), epochs=2, verbose=0, shuffle=False, callbacks=[PruningCallback(0.5)])
     with pytest.raises(ValueError, match="length of the training"):
         Pruner(compiled, PolynomialDecay())

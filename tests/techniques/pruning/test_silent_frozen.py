@@ -77,7 +77,10 @@ def test_tfmot_prunes_frozen_weights_as_the_original_does(half_frozen, batches):
 
 @pytest.mark.parametrize(
     ("prune", "pruned"),
-    [("{sparsity: 0.5}", 64), ("{epochs: 1, schedule: {type: constant, target_sparsity: 0.5}}", 0)],
+    [
+        ("{sparsity: 0.5, allocation: uniform}", 64),
+        ("{epochs: 1, schedule: {type: constant, target_sparsity: 0.5}}", 0),
+    ],
     ids=["at once", "while training"],
 )
 def test_a_prune_step_that_trains_leaves_it_out_and_the_report_names_it(half_frozen, pairs, load, prune, pruned):
