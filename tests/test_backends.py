@@ -178,7 +178,8 @@ def test_what_every_backend_has_needs_no_tensorflow(tmp_path):
         ("lookup", "data.preprocessing: IntegerLookup"),
     ):
         code, (line,) = recipes.pop(name)
-        assert code == 2 and f"refused.yaml:10:3: {setting} needs TensorFlow on every backend of Keras." in line, line
+        wanted = f"{setting} needs TensorFlow on every backend of Keras."
+        assert code == 2 and line.startswith("error: ") and wanted in line, line
     assert recipes == dict.fromkeys(["check", "compress", "report", "csv", "csv on disk"], [0, []])
     pruned = {"fit": [96, 48], "loop": [64, 32], "prune": [64, 32], "inspect": 0.6792, "loaded": [96, 48]}
     assert found == {**pruned, "quantize": [True, True]}
