@@ -3,7 +3,6 @@
 Keras and its backend are imported inside the command: --help starts fast.
 """
 
-from pathlib import Path
 from typing import Any, get_args
 
 import click
@@ -20,9 +19,8 @@ from prunekit.commands.files import (
     other_options,
     pattern_options,
     showing_progress,
-    write_model,
+    write_and_report,
 )
-from prunekit.commands.output import print_json, print_sections
 from prunekit.options import AtLeast, Parsed, json_option, words
 from prunekit.sparsity.shorthands import Clustering, Granularity
 
@@ -70,12 +68,4 @@ def cluster(model: str, output: str, clusters: int, force: bool, as_json: bool, 
 
     with showing_progress("Clustered") as progress:
         done = cluster_model(found, clusters, data, progress=progress, **options, **others)
-    write_model(found, Path(output))
-    if as_json:
-        print_json({"path": output, "report": done.to_dict()})
-        return 0
-    print_sections(done)
-    for note in done.notes:
-        click.echo(f"note: {note}", err=True)
-    click.echo(f"\n{done.verdict()} Written to {output}")
-    return 0
+    return write_and_report(found, done, output, as_json)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import click
 
-from prunekit.commands.output import check_new, note_new_folder
+from prunekit.commands.output import check_new, note_new_folder, print_json, print_sections
 from prunekit.options import AtLeast, Parsed, assignments, words
 from prunekit.sparsity.arguments import MEMORY, number_of_bytes
 from prunekit.sparsity.shorthands import CRITERIA, PATTERNS, Misfits, sources_of
@@ -111,6 +111,19 @@ def write_model(model: Any, target: Path) -> None:
 
     target.parent.mkdir(parents=True, exist_ok=True)
     replace_model(target, model)
+
+
+def write_and_report(model: Any, report: Any, output: str, as_json: bool) -> int:
+    """Writes a changed model and prints its report; returns the exit code."""
+    write_model(model, Path(output))
+    if as_json:
+        print_json({"path": output, "report": report.to_dict()})
+        return 0
+    print_sections(report)
+    for note in report.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(f"\n{report.verdict()} Written to {output}")
+    return 0
 
 
 def data_options(purpose: str, required: bool = False) -> Callable[[Command], Command]:

@@ -25,9 +25,10 @@ from prunekit.commands.files import (
     pattern_options,
     showing_progress,
     with_options,
+    write_and_report,
     write_model,
 )
-from prunekit.commands.output import print_json, print_sections
+from prunekit.commands.output import print_json
 from prunekit.options import AtLeast, Parsed, input_shape_option, json_option, words
 from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.shorthands import ALLOCATIONS, MEASURES, NONZERO, Approximation, ChannelAllocation, Repair
@@ -173,7 +174,7 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
 
     with showing_progress("Shrinking") as progress:
         smaller, report = shrink_model(found, data=data, progress=progress, **asked, **options, **others)
-    return _written(smaller, report, output, as_json)
+    return write_and_report(smaller, report, output, as_json)
 
 
 @click.command()
@@ -192,7 +193,7 @@ def simplify(model: str, output: str, force: bool, as_json: bool) -> int:
     from prunekit.anatomy.files.model_files import load_model
     from prunekit.operations.simplify import simplify as simplify_model
 
-    return _written(*simplify_model(load_model(model, compile=False)), output, as_json)
+    return write_and_report(*simplify_model(load_model(model, compile=False)), output, as_json)
 
 
 @click.command()
@@ -216,20 +217,7 @@ def remove_blocks(model: str, output: str, blocks: int, force: bool, as_json: bo
 
     with showing_progress("Ranking") as progress:
         smaller, report = remove_blocks_of(found, blocks, data, progress=progress, **options)
-    return _written(smaller, report, output, as_json)
-
-
-def _written(smaller: Any, report: Any, output: str, as_json: bool) -> int:
-    """Writes a smaller model, and prints its report."""
-    write_model(smaller, Path(output))
-    if as_json:
-        print_json({"path": output, "report": report.to_dict()})
-        return 0
-    print_sections(report)
-    for note in report.notes:
-        click.echo(f"note: {note}", err=True)
-    click.echo(f"\n{report.verdict()} Written to {output}")
-    return 0
+    return write_and_report(smaller, report, output, as_json)
 
 
 def _check_nonzero(options: Mapping[str, Any]) -> None:
