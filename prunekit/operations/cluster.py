@@ -40,7 +40,8 @@ def cluster(
             computed again, which takes time and changes no result.
         progress: Told of each weight: (done, total, name).
         **options: `granularity` ("tensor", "channel" or a number of channels), `method` ("auto", "kmeans", "gptq"),
-            `correct_biases`, `include`, `exclude`, `misfits`: see `pk.ClusterOptions`.
+            `centroids` ("auto", "optimum", "quantile"), `correct_biases`, `include`, `exclude`, `misfits`: see
+            `pk.ClusterOptions`.
 
     Raises:
         ValueError: An option has a wrong value; data are not finite or do not fit; a pattern matches nothing.
@@ -50,8 +51,6 @@ def cluster(
         in the place of a grid.
     """
     chosen, memory = ClusterOptions(clusters, **options), number_of_bytes("memory", memory)
-    if chosen.method != "auto":
-        chosen.with_data(data)
     check_computes_in_floats(model)
     if data is None:
         return cluster_model(model, chosen, progress=progress, memory=memory)

@@ -27,6 +27,7 @@ ExportFormat = Literal[
 Goal = Literal["phone", "microcontroller", "server"]
 Clustering = Literal["auto", "kmeans", "gptq"]
 Granularity = Literal["tensor", "channel"]
+Centroids = Literal["auto", "optimum", "quantile"]
 # Sizes of a model that are calculated, and those that are measured on LiteRT files.
 CALCULATED, MEASURED = ("channels", "parameters", "macs"), ("bytes", "latency")
 MEASURES = (*CALCULATED, *MEASURED)

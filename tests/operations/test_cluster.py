@@ -148,6 +148,16 @@ def test_the_report_says_what_was_done():
     assert "LiteRT on phones does not" in str(report.sections()[-1])
 
 
+def test_the_optimum_is_at_least_as_near_as_the_iterations():
+    errors = {}
+    for centroids in ("optimum", "auto", "quantile"):
+        report = pk.cluster(network(), 5, method="kmeans", correct_biases=False, centroids=centroids)
+        errors[centroids] = [row.error for row in report.weights]
+    for optimum, auto, quantile in zip(*errors.values(), strict=True):
+        assert optimum <= min(auto, quantile) * (1 + 1e-6)
+    assert errors["optimum"] != errors["quantile"]
+
+
 def test_an_interruption_leaves_the_model_as_it_was():
     model = network()
     before = model.get_weights()
@@ -185,6 +195,7 @@ REFUSED = {
     "a granularity": (lambda m: pk.cluster(m, granularity="chanel"), ValueError, "Did you mean 'channel'"),
     "no channels": (lambda m: pk.cluster(m, granularity=0), ValueError, "granularity"),
     "a method": (lambda m: pk.cluster(m, method="gtpq"), ValueError, "Did you mean 'gptq'"),
+    "centroids": (lambda m: pk.cluster(m, centroids="optimun"), ValueError, "Did you mean 'optimum'"),
     "no data": (lambda m: pk.cluster(m, method="gptq"), ValueError, 'method="gptq" reads calibration data'),
     "a pattern": (lambda m: pk.cluster(m, {"haed": 4}), ValueError, "Did you mean 'head'"),
     "a pattern of biases": (lambda m: pk.cluster(m, {"head/bias": 4}), ValueError, "must match a clustered weight"),

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Discriminator, Tag
 from prunekit.recipe.settings.fields import EXAMPLES, Count, Memory, WeightPattern, WeightPatterns, refusal, shown
 from prunekit.recipe.settings.step_base import StepSettings, patterns_text
 from prunekit.sparsity.arguments import MEMORY
-from prunekit.sparsity.shorthands import Clustering, Misfits
+from prunekit.sparsity.shorthands import Centroids, Clustering, Misfits
 
 
 def _are_clusters(value: Any) -> bool:
@@ -50,6 +50,7 @@ class Cluster(StepSettings):
     clusters: Annotated[Clusters, BeforeValidator(_clusters)] = 16
     granularity: Annotated[int | str, BeforeValidator(_granularity)] = "tensor"
     method: Clustering = "auto"
+    centroids: Centroids = "auto"
     correct_biases: bool | None = None
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()

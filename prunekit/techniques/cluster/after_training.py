@@ -120,22 +120,22 @@ def cluster_model(
     notes: list[str] = []
     standing_in = stand_in(model) if data is None and options.may_stand_in else None
     inputs = data if standing_in is None else standing_in.inputs
-    method, corrects = options.with_data(inputs)
+    method, _ = options.with_data(inputs)
     if inputs is None:
         notes += [] if standing_in is None else [standing_in.note]
-        values, rows = _nearest(found)
+        values, rows = _nearest(found, options)
     elif standing_in is None:
-        values, rows = _on_data(model, found, method, corrects, inputs, progress, memory)
+        values, rows = _on_data(model, found, options, inputs, progress, memory)
     else:
         try:
             with standing_in.renormalization(model) as statistics:
-                values, rows = _on_data(model, found, method, corrects, inputs, progress, memory)
+                values, rows = _on_data(model, found, options, inputs, progress, memory)
                 values = [(variable, statistics.on_data(id(variable), value)) for variable, value in values]
             notes.append(standing_in.note)
         except ValueError as error:
             # Nobody asked for synthetic inputs: what cannot be fitted to them takes the nearest centroids.
             notes.append(standing_in.failed(error).note)
-            method, (values, rows) = "kmeans", _nearest(found)
+            method, (values, rows) = "kmeans", _nearest(found, options)
     with assigned(values):
         return ClusterReport(
             model_name=model.name,
@@ -150,13 +150,13 @@ def cluster_model(
 Values = list[tuple[Any, Any]]
 
 
-def _nearest(found: Sequence[Clusterable]) -> tuple[Values, list[ClusteredWeight]]:
+def _nearest(found: Sequence[Clusterable], options: ClusterOptions) -> tuple[Values, list[ClusteredWeight]]:
     """Returns new values and rows of the report for the nearest centroids."""
     values: Values = []
     rows = []
     for one in found:
         weight = array_of(one.target.variable).astype("float32")
-        books = Codebooks.fitted(weight, one.channels, one.clusters)
+        books = Codebooks.fitted(weight, one.channels, one.clusters, start=options.centroids)
         new = books.nearest(weight)
         values.append((one.target.variable, new))
         energy = float(np.square(weight, dtype="float64").sum())
@@ -168,22 +168,23 @@ def _nearest(found: Sequence[Clusterable]) -> tuple[Values, list[ClusteredWeight
 def _on_data(
     model: Any,
     found: Sequence[Clusterable],
-    method: str,
-    corrects: bool,
+    options: ClusterOptions,
     data: Any,
     progress: Progress | None,
     memory: float,
 ) -> tuple[Values, list[ClusteredWeight]]:
     """Clusters layer after layer, each on the inputs that the clustered layers before it compute."""
+    method, corrects = options.with_data(data)
     lacking = unfitted([one.target for one in found])
     fitted = [one for one in found if one.target.name not in lacking]
-    values, rows = _nearest([one for one in found if one.target.name in lacking])
+    values, rows = _nearest([one for one in found if one.target.name in lacking], options)
     clusterer = WeightClusterer(
         [one.target for one in fitted],
         [one.channels for one in fitted],
         [one.clusters for one in fitted],
         method=method,
         corrects_biases=corrects,
+        start=options.centroids,
     )
     work = LayerwiseRepair(model, [one.target for one in fitted], clusterer, progress, values=values, memory=memory)
     work.run([inputs for inputs, _ in batches_of(data)])

@@ -95,9 +95,7 @@ class SortedValues:
         return SortedValues(self.means(borders), np.diff(self.sums[0][borders]))
 
 
-def kmeans(
-    values: np.ndarray, clusters: int, weights: np.ndarray | None = None, start: np.ndarray | str = "auto"
-) -> np.ndarray:
+def kmeans(values: np.ndarray, clusters: int, weights: np.ndarray | None = None, start: str = "auto") -> np.ndarray:
     """Returns the centroids of numbers.
 
     Args:
@@ -106,8 +104,7 @@ def kmeans(
         weights: Weights of the same shape, at least 0: how much the squared distance of each value counts. None = all
             alike.
         start: "auto": Lloyd's iterations start at the optimum for 2,048 runs of the values. "optimum": the optimum for
-            all values, in O(clusters * values * log(values)) steps. "quantile": they start at quantiles. An array:
-            they start at these centroids, of which those without values are dropped.
+            all values, in O(clusters * values * log(values)) steps. "quantile": they start at quantiles.
 
     Returns:
         Centroids, ascending, float64; fewer than `clusters` only where there are fewer distinct values.
@@ -119,12 +116,9 @@ def kmeans(
     # Also where there are no values.
     if len(found.values) <= clusters:
         return found.values
-    if isinstance(start, str):
-        borders = _start(found, clusters, start)
-        if start == "optimum":
-            return found.means(borders)
-        return _lloyd(found, borders)
-    return _lloyd(found, _borders(found, np.sort(np.asarray(start, "float64"))))
+    if start == "optimum":
+        return found.means(_optimum(found, clusters))
+    return _lloyd(found, _start(found, clusters, start))
 
 
 def nearest(values: np.ndarray, centroids: np.ndarray) -> np.ndarray:
@@ -139,14 +133,12 @@ def nearest(values: np.ndarray, centroids: np.ndarray) -> np.ndarray:
 
 def _start(found: SortedValues, clusters: int, start: str) -> np.ndarray:
     """Returns the first borders."""
-    if start == "optimum":
-        return _optimum(found, clusters)
     if start == "quantile":
         totals = found.sums[0]
         cuts = np.searchsorted(totals, totals[-1] * np.arange(1, clusters) / clusters)
         return _filled(found, np.unique(np.concatenate([[0], cuts, [len(found.values)]])), clusters)
     if start != "auto":
-        raise ValueError(f'`start` is "auto", "optimum", "quantile" or centroids. Received: {start!r}.')
+        raise ValueError(f'`start` is "auto", "optimum" or "quantile". Received: {start!r}.')
     runs = found.runs(max(_RUNS, clusters))
     centroids = runs.means(_optimum(runs, clusters))
     return _filled(found, _borders(found, centroids), clusters)

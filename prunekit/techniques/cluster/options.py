@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any, Literal, TypedDict, get_args
 
 from prunekit.sparsity.arguments import whole
-from prunekit.sparsity.shorthands import Clustering, Granularity, Misfits
+from prunekit.sparsity.shorthands import Centroids, Clustering, Granularity, Misfits
 from prunekit.suggestions import did_you_mean
 
 METHODS = get_args(Clustering)
@@ -25,6 +25,7 @@ class ClusterKeywords(TypedDict, total=False):
 
     granularity: Granularity | int
     method: Clustering
+    centroids: Centroids
     correct_biases: bool | None
     include: Sequence[str] | str
     exclude: Sequence[str] | str
@@ -44,6 +45,8 @@ class ClusterOptions:
         method: "kmeans": the nearest centroids of k-means, on data counted by the energy of each weight's input.
             "gptq": one input after another, the weights of the others make up for the error, and centroids are fitted
             to the layer's outputs; reads data. "auto": "gptq" with data or synthetic inputs, else "kmeans".
+        centroids: How k-means begins: "auto": at the optimum for runs of the values; "quantile": at quantiles;
+            "optimum": it is the optimum for all values, by dynamic programming, which takes seconds for a million.
         correct_biases: True corrects biases by the mean error of each output; None: wherever data are read.
         include: Names, globs or `re:` patterns of layers and weights to cluster; empty = all kernels and tables.
         exclude: Patterns of those that stay as they are; overrides `include`.
@@ -58,6 +61,7 @@ class ClusterOptions:
     clusters: Clusters = 16
     granularity: str | int = "tensor"
     method: str = "auto"
+    centroids: str = "auto"
     correct_biases: bool | None = None
     include: Sequence[str] | str = ()
     exclude: Sequence[str] | str = ()
@@ -84,7 +88,7 @@ class ClusterOptions:
                 '`granularity` is "tensor", "channel" or a number of channels. Received: '
                 f"{self.granularity!r}.{did_you_mean(str(self.granularity), GRANULARITIES)}"
             )
-        for name, known in (("method", METHODS), ("misfits", get_args(Misfits))):
+        for name, known in (("method", METHODS), ("centroids", get_args(Centroids)), ("misfits", get_args(Misfits))):
             if getattr(self, name) not in known:
                 raise ValueError(
                     f"`{name}` is one of {', '.join(known)}. Received: {getattr(self, name)!r}."

@@ -106,8 +106,6 @@ def test_runs_stand_for_all_values():
     assert (found.values * found.weights).sum() == pytest.approx(values.sum())
 
 
-def test_given_centroids_are_where_the_iterations_start():
-    values = np.concatenate([np.zeros(5), np.ones(5), np.full(5, 9.0)])
-    np.testing.assert_allclose(kmeans(values, 2, start=np.array([0.2, 5.0])), [0.5, 9.0])
-    with pytest.raises(ValueError, match='`start` is "auto", "optimum", "quantile" or centroids'):
-        kmeans(values, 2, start="random")
+def test_an_unknown_start_is_refused():
+    with pytest.raises(ValueError, match='`start` is "auto", "optimum" or "quantile". Received: \'random\''):
+        kmeans(np.arange(9.0), 2, start="random")
