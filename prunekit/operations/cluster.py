@@ -8,7 +8,7 @@ from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.outputs.baseline import Baseline
 from prunekit.keyword_options import keyword_options
-from prunekit.sparsity.arguments import MEMORY, number_of_bytes
+from prunekit.sparsity.arguments import MEMORY, check_functions, number_of_bytes
 from prunekit.techniques.cluster.after_training import cluster_model, with_damage
 from prunekit.techniques.cluster.cluster_report import ClusterReport
 from prunekit.techniques.cluster.options import ClusterKeywords, ClusterOptions, Clusters
@@ -50,6 +50,7 @@ def cluster(
     Sources: Han et al. 2016, arXiv:1510.00149 (clusters); Frantar et al. 2022, arXiv:2210.17323 (GPTQ), with centroids
         in the place of a grid.
     """
+    check_functions(progress=progress)
     chosen, memory = ClusterOptions(clusters, **options), number_of_bytes("memory", memory)
     check_computes_in_floats(model)
     if data is None:
