@@ -98,7 +98,7 @@ def test_a_training_that_ends_before_it_begins_is_followed_by_a_quantization_aft
     for one, two in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
     assert trained.report.ranges == after.ranges
-    assert "rounded without training" in trained.report.notes[0]
+    assert "quantized without training" in trained.report.notes[0]
 
 
 def test_before_it_begins_the_training_is_in_floating_point():

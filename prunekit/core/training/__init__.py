@@ -7,6 +7,7 @@
 - `step_counter`: steps of a schedule, from update counts
 - `backup_sync`: completes `BackupAndRestore`
 - `last_callback`: runs after all other callbacks
+- `scoped_callback`: a training inside a scope, in `fit`
 
 Design
 

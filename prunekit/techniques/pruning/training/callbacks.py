@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import keras
 
@@ -64,6 +64,8 @@ class PruningCallback(keras.callbacks.Callback):
         LeakError: In `fit`: weights are updated without passing through the optimizer.
     """
 
+    # Of the callbacks of one `fit`, masks come first: what others round or cluster are kept weights.
+    rank: ClassVar[int] = 0
     _if_frozen = "Prune the model with pk.prune, or make layers trainable before compile()."
 
     @keyword_options(PruningOptions, CallbackKeywords, FORMER)
@@ -248,6 +250,9 @@ class PruningCallback(keras.callbacks.Callback):
     def on_train_end(self, logs=None) -> None:
         if self._last is None:
             self.end()
+
+    def begin_test_batch(self) -> None:
+        """Does nothing: the weights are those of the last update."""
 
     def end_of_list(self) -> None:
         """Notes saved files; called after all other callbacks have ended the batch or the epoch."""

@@ -16,7 +16,6 @@ from prunekit.core.runtime.optimizers import optimizers_for
 from prunekit.core.runtime.snapshot import Snapshot, arrays_under, lacking
 from prunekit.core.runtime.variable_values import assigned
 from prunekit.core.training.joined_variables import joined, trainer_for
-from prunekit.core.training.train_function import ScopedFunction, kept
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.grids.grids import PER_TENSOR, Granularity, Grid, IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
@@ -105,6 +104,14 @@ class QuantizationTraining(Preparation):
     def optimizers(self) -> list[Any]:
         """The optimizers whose updates train the weights."""
         return optimizers_for(self.model, self._optimizer)
+
+    kind = "quantization"
+    variants = ("integers", "integers, frozen")
+
+    @property
+    def variant(self) -> str:
+        """Name of what a trace of a training step contains now."""
+        return self.variants[self.frozen]
 
     @property
     def begun(self) -> bool:
@@ -278,47 +285,3 @@ def _numbered(arrays: Mapping[str, np.ndarray], name: str, count: int) -> list[n
         raise ValueError(f"The saved state of a quantization lacks {missing!r}, or another version wrote it.")
     return [np.array(arrays[one]) for one in names]
 
-
-class StepFunctions:
-    """The train and test functions of one training on integers.
-
-    Scales are variables, so a trace that contains them serves any scales of the same tensors and weights. Only what is
-    certainly the same is traced once: see `ScopedFunction.keep`.
-
-    Args:
-        work: The training, begun. Functions that a former training left are taken over with the variables that they
-            contain.
-    """
-
-    def __init__(self, work: QuantizationTraining):
-        self._work = work
-        self._functions: dict[tuple[str, bool], ScopedFunction] = {}
-        for kind, frozen in (("train", False), ("train", True), ("test", False)):
-            function, traced = kept(work.model, _name(frozen), kind)
-            if function is not None and work.take_over(traced):
-                function.use(work.updating if kind == "train" else work.testing)
-                self._functions[kind, frozen] = function
-        self._traced = work.in_traces()
-
-    def training(self) -> ScopedFunction:
-        """Returns the train function, with frozen batch normalizations if the training has frozen them."""
-        key = ("train", self._work.frozen)
-        if key not in self._functions:
-            self._functions[key] = ScopedFunction(self._work.model, self._work.updating)
-        return self._functions[key]
-
-    def testing(self) -> ScopedFunction:
-        """Returns the test function."""
-        key = ("test", False)
-        if key not in self._functions:
-            self._functions[key] = ScopedFunction(self._work.model, self._work.testing, "test")
-        return self._functions[key]
-
-    def keep(self) -> None:
-        """Keeps the functions with the model's own for the next training, after the last batch of this one."""
-        for (_, frozen), function in self._functions.items():
-            function.keep(contextlib.nullcontext, self._traced, _name(frozen))
-
-
-def _name(frozen: bool) -> str:
-    return "integers, frozen" if frozen else "integers"
