@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from prunekit.recipe.sweep.sweep import sweep as sweep
     from prunekit.recipe.sweep.workers import Jobs as Jobs
     from prunekit.recipe.text.loader import load_recipe as load_recipe
+    from prunekit.techniques.cluster.cluster_callback import ClusterCallback as ClusterCallback
     from prunekit.techniques.cluster.options import ClusterOptions as ClusterOptions
     from prunekit.techniques.pruning.masks.options import PruningOptions as PruningOptions
     from prunekit.techniques.pruning.training.at_final_sparsity import AtFinalSparsity as AtFinalSparsity
@@ -90,6 +91,7 @@ _MODULES = {
     "prunekit.recipe.sweep.sweep": ("sweep",),
     "prunekit.recipe.sweep.workers": ("Jobs",),
     "prunekit.recipe.text.loader": ("load_recipe",),
+    "prunekit.techniques.cluster.cluster_callback": ("ClusterCallback",),
     "prunekit.techniques.cluster.options": ("ClusterOptions",),
     "prunekit.techniques.pruning.masks.options": ("PruningOptions",),
     "prunekit.techniques.pruning.training.callbacks": ("PruningCallback",),

@@ -4,6 +4,7 @@ NumPy needs no trace and no compilation for each shape, so small weights are pro
 are equal to the bit.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -59,3 +60,9 @@ class _NumpyOps:
     @staticmethod
     def unstack(x: np.ndarray, axis: int) -> list[np.ndarray]:
         return list(np.moveaxis(x, axis, 0))
+
+
+def split_at(tensor: Any, ends: Sequence[int]) -> list[Any]:
+    """Returns the parts of a vector, given the end of each."""
+    # On TensorFlow, a vector cannot be split into one part.
+    return list(ops.split(tensor, ends[:-1])) if len(ends) > 1 else [tensor][: len(ends)]

@@ -28,6 +28,9 @@ Goal = Literal["phone", "microcontroller", "server"]
 Clustering = Literal["auto", "kmeans", "gptq"]
 Granularity = Literal["tensor", "channel"]
 Centroids = Literal["auto", "optimum", "quantile"]
+# How entries take values in training, and what of their gradients a centroid receives.
+Assignment = Literal["nearest", "soft"]
+CentroidGradients = Literal["average", "sum"]
 # Sizes of a model that are calculated, and those that are measured on LiteRT files.
 CALCULATED, MEASURED = ("channels", "parameters", "macs"), ("bytes", "latency")
 MEASURES = (*CALCULATED, *MEASURED)

@@ -6,6 +6,7 @@
 - `compilation`: compiled functions, and when they are traced again
 - `patching`: methods replaced for a while, mainly `optimizer.apply`
 - `variable_values`: variables with other values for a while
+- `substituted_values`: other values for weights in every call of a model
 - `kept_grids`: remembers which weights lie on integer grids
 - `optimizers`: the optimizers of a model, nested ones included
 - `environment`: devices, precision, versions

@@ -202,3 +202,21 @@ def number(scalar) -> float | int:
     # With a NumPy array in between, tensors of PyTorch emit a warning, and on a GPU they have none.
     value = scalar.value if isinstance(scalar, keras.Variable) else scalar
     return value.item() if hasattr(value, "item") else value
+
+
+def counts_at(places: Any, count: Any) -> Any:
+    """Returns how often each of the numbers below `count` occurs, float32, shape (count,).
+
+    Args:
+        places: Integers from 0, of any shape; those from `count` on are not counted.
+        count: How many numbers.
+    """
+    flat = keras.ops.reshape(places, (-1,))
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # Nine times as fast as a sum of segments. With weights it would not be: their sum depends on how threads take
+        # turns.
+        return tf.cast(tf.math.bincount(flat, minlength=count, maxlength=count), "float32")
+    ones = keras.ops.cast(flat < count, "float32")
+    return keras.ops.segment_sum(ones, keras.ops.minimum(flat, count - 1), count)

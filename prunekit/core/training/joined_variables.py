@@ -32,13 +32,14 @@ def joined(model: Any, optimizers: Sequence[Any], variables: Sequence[Any], trai
     if not variables:
         yield
         return
-    split = _Split(model, variables, trainer)
+    split = _Split(variables, trainer)
     own = model._trainable_variables
     for optimizer in optimizers:
         if jax_state.steps_are_pure() and not optimizer.built:
             optimizer.build(model.trainable_variables)
     with contextlib.ExitStack() as stack:
         stack.enter_context(patching.shadowed(model, "_trainable_variables", [*variables, *own]))
+        split.listed = list(model.trainable_variables)
         for name in ("save_own_variables", "load_own_variables", "_check_load_own_variables"):
             stack.enter_context(patching.wrapped(model, name, functools.partial(_with_own_alone, model, own)))
         for optimizer in optimizers:
@@ -67,6 +68,36 @@ def trainer_for(optimizers: Sequence[Any], variables: Sequence[Any], make: Calla
     return trainer
 
 
+# Options of an optimizer that are about weights, or about all gradients of a step together.
+_OF_WEIGHTS = dict.fromkeys(("weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "loss_scale_factor"))
+
+
+def trainer_like(optimizers: Sequence[Any], variables: Sequence[Any]) -> Any:
+    """Returns a built optimizer for `variables`, of the kind and with the learning rate of the first of the optimizers.
+
+    Without weight decay, clipping and averages; Adam where the optimizer's class cannot be made from its config.
+
+    Args:
+        optimizers: The optimizers of the training step; at least one.
+        variables: The variables.
+    """
+    part = parts_of(optimizers[0])[0]
+
+    def make(**options: Any) -> Any:
+        rate = functools.partial(_rate_of, part)
+        config = {"use_ema": False, **_OF_WEIGHTS, **options, "learning_rate": rate}
+        try:
+            return type(part).from_config({**part.get_config(), **config})
+        except Exception:  # noqa: BLE001 (a class of the user's, whose config may not make an optimizer)
+            return keras.optimizers.Adam(**config)
+
+    return trainer_for(optimizers, variables, make)
+
+
+def _rate_of(part: Any) -> Any:
+    return part._get_current_learning_rate()
+
+
 def _without_loss_scale(optimizer: Any) -> Any:
     """Returns the optimizer to which a LossScaleOptimizer hands gradients in their true size."""
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -85,8 +116,10 @@ def _with_own_alone(model: Any, own: list[Any], method: Callable[..., Any]) -> C
 class _Split:
     """Hands the gradients of the joined variables to their trainer, and the others to the optimizer."""
 
-    def __init__(self, model: Any, variables: Sequence[Any], trainer: Any):
-        self._model, self._variables, self._trainer = model, list(variables), trainer
+    def __init__(self, variables: Sequence[Any], trainer: Any):
+        self._variables, self._trainer = list(variables), trainer
+        # The trainable variables of the model with these, and without those of scopes that are entered later.
+        self.listed: list[Any] = []
         # PyTorch's loops apply gradients to the tensors of variables.
         self._index = {id(backend.native(one)): index for index, one in enumerate(self._variables)}
 
@@ -111,12 +144,12 @@ class _Split:
             rows = [(self._index.get(id(backend.native(one))), gradient, one) for gradient, one in pairs]
             others = [(gradient, variable) for index, gradient, variable in rows if index is None]
             ours = [(gradient, self._variables[index]) for index, gradient, _ in rows if index is not None]
-            result = method([gradient for gradient, _ in others], [variable for _, variable in others])
             ours = [(gradient, variable) for gradient, variable in ours if gradient is not None]
             if ours:
+                # First: the trainer may read the learning rate of the optimizer's present update.
                 self._trainer.apply(*map(list, zip(*ours, strict=True)))
                 self._clear_gradients()
-            return result
+            return method([gradient for gradient, _ in others], [variable for _, variable in others])
 
         return apply
 
@@ -130,23 +163,29 @@ class _Split:
         """Returns the replacement of `optimizer.stateless_apply`."""
 
         def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-            places = [self._index.get(id(one)) for one in self._model.trainable_variables]
+            places = [self._index.get(id(one)) for one in self.listed]
             if len(trainable_variables) != len(places):
                 return method(optimizer_variables, grads, trainable_variables)
             others = [place for place, index in enumerate(places) if index is None]
             ours = [place for place, index in enumerate(places) if index is not None]
             unscaled = self._unscaled(optimizer, optimizer_variables, _at(ours, grads))
             updated, state = method(optimizer_variables, _at(others, grads), _at(others, trainable_variables))
-            of_trainer = {id(one) for one in self._trainer.variables}
-            slots = [place for place, one in enumerate(optimizer.variables) if id(one) in of_trainer]
-            values, slot_values = self._trainer.stateless_apply(
-                _at(slots, state), unscaled, _at(ours, trainable_variables)
-            )
+            # With the optimizer's variables of before the update: the trainer may read its learning rate.
+            known = [
+                *zip(optimizer.variables, optimizer_variables, strict=True),
+                *zip(self._variables, _at(ours, trainable_variables), strict=True),
+            ]
+            with keras.StatelessScope(state_mapping=known) as scope:
+                self._trainer.apply(unscaled, self._variables)
             results, state = list(trainable_variables), list(state)
-            for place, value in [*zip(others, updated, strict=True), *zip(ours, values, strict=True)]:
+            for place, value in zip(others, updated, strict=True):
                 results[place] = value
-            for slot, value in zip(slots, slot_values, strict=True):
-                state[slot] = value
+            for place, variable in zip(ours, self._variables, strict=True):
+                results[place] = scope.get_current_value(variable)
+            of_trainer = {id(one) for one in self._trainer.variables}
+            for slot, variable in enumerate(optimizer.variables):
+                if id(variable) in of_trainer:
+                    state[slot] = scope.get_current_value(variable)
             return results, state
 
         return stateless_apply

@@ -365,4 +365,3 @@ class ScopedCallback(keras.callbacks.Callback):
         if self._fit is None:
             raise RuntimeError("Keras calls `on_train_begin` before any batch.")
         return self._fit
-

@@ -6,6 +6,9 @@
 - `options`: the options of a clustering
 - `cluster_report`: values, bytes and errors of each weight
 - `after_training`: a trained model on centroids
+- `learned_centroids`: centroids that are trained
+- `training`: trains a model on centroids
+- `cluster_callback`: does so in `fit`
 
 Design
 
@@ -17,4 +20,8 @@ With data, `weight_clustering` is one more solver of `core/layerwise/layerwise.p
 (`quantize/rounding/gptq.py`, `sparsity/reconstruction.py`) to the nearest centroid in the place of a step; then the
 centroids are fitted to the layer's outputs by least squares, for the places that the weights took, and the weights take
 their places anew, as long as the error falls.
+
+In training, `core/runtime/substituted_values.py` gives the weights the values of their centroids in every call of the
+model, so that a quantization in the same step, whose scope lies around, rounds these. The centroids of all weights are
+one variable (`core/training/joined_variables.py`), which an optimizer of the kind of the model's trains.
 """

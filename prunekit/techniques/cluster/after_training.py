@@ -95,6 +95,13 @@ def clusterable(model: Any, options: ClusterOptions) -> tuple[list[Clusterable],
     return found, skipped
 
 
+def check_finite(weights: Sequence[Clusterable]) -> None:
+    """Raises ValueError if an entry of a weight is NaN or infinite."""
+    for one in weights:
+        if not np.isfinite(array_of(one.target.variable).astype("float32")).all():
+            raise ValueError(f"Weights must be finite. Received: NaN or infinite values in {one.target.name}.")
+
+
 def cluster_model(
     model: Any, options: ClusterOptions, data: Any = None, progress: Progress | None = None, memory: float = MEMORY
 ) -> ClusterReport:
@@ -114,9 +121,7 @@ def cluster_model(
     """
     found, skipped = clusterable(model, options)
     check_off_grids(model, "Clustering", "Cluster first, then quantize.")
-    for one in found:
-        if not np.isfinite(array_of(one.target.variable).astype("float32")).all():
-            raise ValueError(f"Weights must be finite. Received: NaN or infinite values in {one.target.name}.")
+    check_finite(found)
     notes: list[str] = []
     standing_in = stand_in(model) if data is None and options.may_stand_in else None
     inputs = data if standing_in is None else standing_in.inputs
@@ -159,9 +164,7 @@ def _nearest(found: Sequence[Clusterable], options: ClusterOptions) -> tuple[Val
         books = Codebooks.fitted(weight, one.channels, one.clusters, start=options.centroids)
         new = books.nearest(weight)
         values.append((one.target.variable, new))
-        energy = float(np.square(weight, dtype="float64").sum())
-        error = float(np.square(weight - new, dtype="float64").sum()) / energy if energy else 0.0
-        rows.append(_row(one, new, books, error))
+        rows.append(row_of(one, new, books, relative_change(weight, new)))
     return values, rows
 
 
@@ -193,11 +196,18 @@ def _on_data(
     for one in fitted:
         key = id(one.target.variable)
         value = new.get(key, array_of(one.target.variable)).astype("float32")
-        made[one.target.name] = _row(one, value, clusterer.codebooks[key], work.errors[one.target.name].error)
+        made[one.target.name] = row_of(one, value, clusterer.codebooks[key], work.errors[one.target.name].error)
     return work.values, [made[one.target.name] for one in found]
 
 
-def _row(one: Clusterable, value: np.ndarray, books: Codebooks, error: float) -> ClusteredWeight:
+def relative_change(weight: np.ndarray, new: np.ndarray) -> float:
+    """Returns the squared change of a weight, relative to its squares."""
+    energy = float(np.square(weight, dtype="float64").sum())
+    return float(np.square(weight - new, dtype="float64").sum()) / energy if energy else 0.0
+
+
+def row_of(one: Clusterable, value: np.ndarray, books: Codebooks, error: float) -> ClusteredWeight:
+    """Returns the row of the report for a weight on centroids."""
     zeros = int(value.size - np.count_nonzero(value))
     values = int(np.isfinite(books.table).sum(axis=1).max()) + bool(zeros)
     return ClusteredWeight(

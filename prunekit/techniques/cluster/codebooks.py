@@ -39,16 +39,21 @@ class Channels:
     def _channels(self) -> int:
         return int(np.prod([self.shape[axis] for axis in self.out_axes], dtype=int))
 
-    @cached_property
+    @property
     def numbers(self) -> np.ndarray:
         """Number of each entry's codebook, broadcast to the shape of the kernel."""
+        return np.broadcast_to(self.of_axes, self.shape)
+
+    @cached_property
+    def of_axes(self) -> np.ndarray:
+        """Number of each entry's codebook, with axes of length 1 along which it is the same."""
         if self.count == 1:
-            return np.broadcast_to(np.intp(0), self.shape)
+            return np.zeros((1,) * len(self.shape), "intp")
         lengths = [self.shape[axis] for axis in self.out_axes]
         found = (np.arange(self._channels) // (self.run or 1)).reshape(lengths)
         order = np.argsort(self.out_axes)
         wide = [self.shape[axis] if axis in self.out_axes else 1 for axis in range(len(self.shape))]
-        return np.broadcast_to(found.transpose(order).reshape(wide), self.shape)
+        return found.transpose(order).reshape(wide)
 
     def parts(self, kernel: np.ndarray) -> list[np.ndarray]:
         """Returns the entries of each codebook, flat."""
@@ -80,6 +85,8 @@ class Codebooks:
         clusters: int,
         weights: np.ndarray | None = None,
         start: str = "auto",
+        *,
+        reserve_zero: bool = False,
     ) -> Codebooks:
         """Returns the codebooks of the smallest squared error that k-means finds.
 
@@ -89,12 +96,14 @@ class Codebooks:
             clusters: Largest number of different values in each codebook, zero included; at least 2.
             weights: How much the squared error of each entry counts, the shape of the kernel; None = all alike.
             start: As for `kmeans`.
+            reserve_zero: True leaves one of the clusters to zeros that entries become later.
         """
         rows = []
         counts = np.ones(kernel.shape) if weights is None else np.broadcast_to(weights, kernel.shape)
         for entries, own in zip(channels.parts(kernel), channels.parts(counts), strict=True):
             kept = entries != 0
-            rows.append(kmeans(entries[kept], clusters - (not kept.all()), own[kept], start))
+            others = clusters - (reserve_zero or not kept.all())
+            rows.append(kmeans(entries[kept], others, own[kept], start))
         return cls(channels, _table(rows))
 
     def number_of(self, kernel: np.ndarray) -> np.ndarray:

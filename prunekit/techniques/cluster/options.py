@@ -8,7 +8,14 @@ from numbers import Integral
 from typing import Any, Literal, TypedDict, get_args
 
 from prunekit.sparsity.arguments import whole
-from prunekit.sparsity.shorthands import Centroids, Clustering, Granularity, Misfits
+from prunekit.sparsity.shorthands import (
+    Assignment,
+    CentroidGradients,
+    Centroids,
+    Clustering,
+    Granularity,
+    Misfits,
+)
 from prunekit.suggestions import did_you_mean
 
 METHODS = get_args(Clustering)
@@ -16,20 +23,27 @@ GRANULARITIES = get_args(Granularity)
 # Clusters of all weights, or by patterns.
 Clusters = int | Mapping[str, int | Literal["float"]]
 FLOAT = "float"
+# First and last temperature of a soft assignment, and the share of a training after which it is over.
+_TEMPERATURES, _COLD_AT = (0.5, 0.02), 0.8
 # Values that indices of 8 bits tell apart.
 _VALUES = 256
 
 
-class ClusterKeywords(TypedDict, total=False):
-    """Types of the keyword options of `pk.cluster`; see `ClusterOptions`."""
+class ClusterTrainingKeywords(TypedDict, total=False):
+    """Types of the keyword options of `pk.ClusterCallback`; see `ClusterOptions`."""
 
     granularity: Granularity | int
-    method: Clustering
     centroids: Centroids
-    correct_biases: bool | None
     include: Sequence[str] | str
     exclude: Sequence[str] | str
     misfits: Misfits
+
+
+class ClusterKeywords(ClusterTrainingKeywords, total=False):
+    """Types of the keyword options of `pk.cluster`; see `ClusterOptions`."""
+
+    method: Clustering
+    correct_biases: bool | None
 
 
 @dataclass(frozen=True)
@@ -88,12 +102,7 @@ class ClusterOptions:
                 '`granularity` is "tensor", "channel" or a number of channels. Received: '
                 f"{self.granularity!r}.{did_you_mean(str(self.granularity), GRANULARITIES)}"
             )
-        for name, known in (("method", METHODS), ("centroids", get_args(Centroids)), ("misfits", get_args(Misfits))):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"`{name}` is one of {', '.join(known)}. Received: {getattr(self, name)!r}."
-                    f"{did_you_mean(str(getattr(self, name)), known)}"
-                )
+        _check_words(self, method=METHODS, centroids=get_args(Centroids), misfits=get_args(Misfits))
         if not (self.correct_biases is None or isinstance(self.correct_biases, bool)):
             raise ValueError(f"`correct_biases` is True, False or None. Received: {self.correct_biases!r}.")
 
@@ -135,6 +144,43 @@ class ClusterOptions:
                 "the training data as `data`."
             )
         return method, corrects
+
+
+@dataclass(frozen=True)
+class ClusterTrainingOptions:
+    """How weights and centroids are trained.
+
+    Args:
+        assignment: "nearest": each entry has the value of its nearest centroid. "soft": a value between its nearest
+            two, and the nearer one the more it counts the longer the training lasts; "nearest" in its last fifth.
+        gradients: What a centroid receives of the gradients of its entries: "average", as far as these move
+            themselves; or their "sum", as in tensorflow-model-optimization.
+
+    Raises:
+        ValueError: An option has a value that is not listed here.
+    """
+
+    assignment: Assignment = "nearest"
+    gradients: CentroidGradients = "average"
+
+    def __post_init__(self) -> None:
+        _check_words(self, assignment=get_args(Assignment), gradients=get_args(CentroidGradients))
+
+    def temperature_at(self, share: float) -> float:
+        """Returns the temperature when a share of the training is done, 0 to 1; 0 = each entry has its nearest."""
+        if self.assignment == "nearest" or share >= _COLD_AT:
+            return 0.0
+        first, last = _TEMPERATURES
+        return float(first * (last / first) ** (share / _COLD_AT))
+
+
+def _check_words(options: Any, **known: tuple[str, ...]) -> None:
+    for name, words in known.items():
+        if getattr(options, name) not in words:
+            raise ValueError(
+                f"`{name}` is one of {', '.join(words)}. Received: {getattr(options, name)!r}."
+                f"{did_you_mean(str(getattr(options, name)), words)}"
+            )
 
 
 def _check_clusters(number: Any, name: str, others: str) -> None:

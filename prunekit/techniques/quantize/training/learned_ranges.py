@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from prunekit.core.runtime.variable_values import full_value
-from prunekit.sparsity.array_ops import array_of
+from prunekit.sparsity.array_ops import array_of, split_at
 from prunekit.techniques.quantize.grids.fake_quantization import fake_quantized
 from prunekit.techniques.quantize.grids.grids import SMALLEST_SCALE, Grid, IntegerFormat
 from prunekit.techniques.quantize.placement.units import RoundedWeight, SharedGrid
@@ -90,7 +90,7 @@ class LearnedRanges:
         count = len(self._places)
         of_ranges = _numbers(scales[:count], count)
         zero_points = _numbers(ops.convert_to_tensor(full_value(self._zero_points)), count)
-        of_weights = _parts(scales[count:], [end - count for end in self._ends[count:]])
+        of_weights = split_at(scales[count:], [end - count for end in self._ends[count:]])
         rows = list(zip(self._weights, of_weights, self.starts[count:], strict=True))
         return _Pass(
             self._formats,
@@ -148,12 +148,6 @@ def _flat(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def _numbers(tensor: Any, count: int) -> list[Any]:
     """Returns the entries of a vector as tensors."""
     return list(ops.unstack(tensor, count)) if count else []
-
-
-def _parts(tensor: Any, ends: Sequence[int]) -> list[Any]:
-    """Returns the parts of a vector, given the end of each."""
-    # On TensorFlow, a vector cannot be split into one part.
-    return list(ops.split(tensor, ends[:-1])) if len(ends) > 1 else [tensor][: len(ends)]
 
 
 def _grid(start: Grid, change: np.ndarray) -> Grid:

@@ -284,4 +284,3 @@ def _numbered(arrays: Mapping[str, np.ndarray], name: str, count: int) -> list[n
     if missing is not None:
         raise ValueError(f"The saved state of a quantization lacks {missing!r}, or another version wrote it.")
     return [np.array(arrays[one]) for one in names]
-
