@@ -35,7 +35,7 @@ class TestRecipes:
         assert code == 0
         assert [line.split()[0] for line in out.splitlines()] == [
             *("diabetes", "digits", "fashion-cnn", "fashion-cnn-95", "fashion-mlp", "fashion-mlp-98", "one-shot"),
-            "pqat-digits",
+            *("pcqat-digits", "pqat-digits"),
         ]
 
     def test_json_gives_their_paths(self, run):

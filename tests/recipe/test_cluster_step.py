@@ -13,6 +13,7 @@ from prunekit.recipe.text.loader import RecipeError, load_recipe
 pytestmark = pytest.mark.every_backend
 
 TRAIN = {"train": {"epochs": 1}}
+NAMES = ("hidden", "second", "logits")
 TEXT = """\
 version: 1
 model: {builtin: digits-cnn}
@@ -53,8 +54,10 @@ def test_a_mistake_has_its_place(tmp_path, name):
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([cluster(), TRAIN], "earlier cluster step gave the weights few.* Write the cluster step after this one"),
-        ([cluster(), one_shot(0.5)], "Write the cluster step after this one"),
+        (
+            [cluster(), one_shot(0.5)],
+            "earlier cluster step gave the weights few.* Write the cluster step after this one",
+        ),
         ([cluster(clusters={"haed": 4})], "'haed' in `clusters` matches no layer"),
         ([cluster(method="gptq", include=["logits/bias"])], "no weights to cluster|becomes smaller"),
     ],
@@ -66,10 +69,49 @@ def test_a_plan_that_cannot_be_run_is_refused(pairs, steps, message):
 
 @pytest.mark.one_backend
 def test_integers_after_clusters_keep_equal_weights_equal(pairs):
-    load_recipe(recipe(cluster(clusters=4), {"quantize": {}}), data_given=True)
-    for settings in ({"bits": 4}, {"bits": {"head": 4}}, {"method": "gptq"}, {"equalize": True}, {"epochs": 2}):
+    for settings in ({}, {"epochs": 2}, {"epochs": 2, "bits": 4}):
+        load_recipe(recipe(cluster(clusters=4), {"quantize": settings}), data_given=True)
+    refused = (
+        {"bits": 4},
+        {"bits": {"head": 4}},
+        {"method": "gptq"},
+        {"equalize": True},
+        {"group_size": 32, "epochs": 2},
+    )
+    for settings in refused:
         with pytest.raises(RecipeError, match=f"quantize.{next(iter(settings))}: .* makes weights different"):
-            load_recipe(recipe(cluster(), {"quantize": settings}), data_given=True)
+            load_recipe(recipe(cluster(), {"quantize": settings | _floats(settings)}), data_given=True)
+
+
+def _floats(settings):
+    return {"activation_bits": "float"} if "group_size" in settings else {}
+
+
+def values(model):
+    return [np.unique(keras.ops.convert_to_numpy(model.get_layer(name).kernel)) for name in NAMES]
+
+
+@pytest.mark.every_backend(cases=0)
+def test_later_trainings_train_the_values_and_keep_their_number_and_the_zeros(pairs):
+    steps = TRAIN, one_shot(0.5), cluster(clusters=4)
+    before = compress(recipe(*steps), network(), pairs).model
+    result = compress(recipe(*steps, {"finetune": {"epochs": 2}}), network(), pairs)
+    assert [one.size for one in values(result.model)] == [one.size for one in values(before)] == [4, 4, 4]
+    for one, two in zip(values(before), values(result.model), strict=True):
+        assert (one == 0).any() and (two == 0).any() and (one != two).any()
+    section = result.report.to_dict()["steps"][3]["sections"][0]
+    assert section["title"] == "Clustered weights" and section["rows"]
+
+
+@pytest.mark.one_backend
+@converts
+@tensorflow_only
+@pytest.mark.parametrize("settings", [{"epochs": 2}, {"epochs": 1, "bits": 4}], ids=str)
+def test_training_on_integers_keeps_the_values_of_each_channel(pairs, settings):
+    model = compress(recipe(TRAIN, cluster(clusters=4), {"quantize": settings}), network(), pairs).model
+    for name in NAMES:
+        kernel = np.array(model.get_layer(name).kernel)
+        assert max(len(np.unique(column)) for column in kernel.T) <= 4
 
 
 @pytest.mark.one_backend

@@ -38,7 +38,7 @@ Clusters = Annotated[
 
 
 class Cluster(StepSettings):
-    """A step that gives weights few different values, as `pk.cluster`.
+    """A step that gives weights few different values, as `pk.cluster`; later trainings train these values.
 
     Attributes:
         examples: Number of training examples that values are fitted on.
@@ -47,6 +47,7 @@ class Cluster(StepSettings):
     example: ClassVar[str] = "{clusters: 16}"
     changes_weights: ClassVar[bool] = True
     leaves_values: ClassVar[str] = "cluster step gave the weights few different values"
+    is_held_in_training: ClassVar[bool] = True
     clusters: Annotated[Clusters, BeforeValidator(_clusters)] = 16
     granularity: Annotated[int | str, BeforeValidator(_granularity)] = "tensor"
     method: Clustering = "auto"

@@ -28,7 +28,8 @@ from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.shorthands import ActivationBits, Misfits, Rounding
 
 # Settings with which equal weights of a channel may become different.
-_UNEQUAL = ("budget", "drop", "epochs", "group_size", "method", "equalize", "sparsity")
+_UNEQUAL = ("budget", "drop", "group_size", "method", "equalize", "sparsity")
+_UNEQUAL_IN_TRAINING = ("group_size",)
 # Ends of the names of the files, by the activations.
 _ENDINGS = {8: "", 16: "-activations16", "float": "-weights"}
 _RULE = re.compile(r"minmax|mse|percentile(:0?\.\d+)?")
@@ -227,11 +228,15 @@ class Quantize(StepSettings):
         super().check(others)
         given = self.fewest_bits
         bits = [one for one in (given.values() if isinstance(given, dict) else [given]) if one != "float"]
-        changed = [*filter(self._is_given, _UNEQUAL)] or (["bits"] if any(one != 8 for one in bits) else [])
+        if self.trains:
+            changed = [name for name in _UNEQUAL_IN_TRAINING if self._is_given(name)]
+        else:
+            changed = [*filter(self._is_given, _UNEQUAL)] or (["bits"] if any(one != 8 for one in bits) else [])
         if changed and len(others) < len(earlier):
+            remedy = "" if self.trains else " After it, 8 bits take the nearest steps, and other bits need epochs."
             raise refusal(
-                f"{changed[0]!r} makes weights different that an earlier cluster step made equal. After it, 8 bits "
-                "take the nearest steps: leave it out.",
+                f"{changed[0]!r} makes weights different that an earlier cluster step made equal.{remedy} Leave it "
+                "out.",
                 changed[0],
             )
 

@@ -18,6 +18,7 @@ class StepSettings(Settings):
         returns_new_model: True if the step may replace the model by another object.
         leaves_values: What the step did with the weights that no later step may change, with its kind first: "quantize
             step put the weights on integer grids". "" = later steps may change them.
+        is_held_in_training: True if trainings hold what `leaves_values` says, as they hold zeros.
         checkpointed: True if a checkpoint follows the step. False suits steps that cost next to nothing to repeat.
     """
 
@@ -25,6 +26,7 @@ class StepSettings(Settings):
     prunes: ClassVar[bool] = False
     returns_new_model: ClassVar[bool] = False
     leaves_values: ClassVar[str] = ""
+    is_held_in_training: ClassVar[bool] = False
     checkpointed: ClassVar[bool] = True
 
     def text(self) -> str:
@@ -36,7 +38,10 @@ class StepSettings(Settings):
 
         The path begins at the settings.
         """
-        before = next((step for step in earlier if step.leaves_values), None) if self.changes_weights else None
+        changed = [
+            step for step in earlier if step.leaves_values and not (self.holds_values and step.is_held_in_training)
+        ]
+        before = changed[0] if changed and self.changes_weights else None
         if before is not None:
             raise refusal(
                 f"an earlier {before.leaves_values}, and this step changes them. Write the "
@@ -46,6 +51,11 @@ class StepSettings(Settings):
     @property
     def trains(self) -> bool:
         """True if the step runs the optimizer, so that it needs data and compile settings."""
+        return False
+
+    @property
+    def holds_values(self) -> bool:
+        """True if the step's training holds values of earlier steps."""
         return False
 
     @property

@@ -58,7 +58,7 @@ class GrowingPenalty(Settings):
 
 
 class Train(StepSettings):
-    """A step that trains for a number of epochs and keeps the zeros of earlier prune steps.
+    """A step that trains for a number of epochs and keeps the zeros and clusters of earlier steps.
 
     Attributes:
         keep_zeros: True also keeps the model's original zeros, in weights that are pruned by default.
@@ -93,6 +93,11 @@ class Train(StepSettings):
     @property
     def trains(self) -> bool:
         """True."""
+        return True
+
+    @property
+    def holds_values(self) -> bool:
+        """True: a cluster step may come before."""
         return True
 
 

@@ -11,7 +11,8 @@ from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.steps.prune_step import calibration_data
 from prunekit.recipe.steps.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult
 from prunekit.techniques.cluster.after_training import Clusterable, clusterable
-from prunekit.techniques.cluster.options import ClusterOptions
+from prunekit.techniques.cluster.cluster_callback import ClusterCallback
+from prunekit.techniques.cluster.options import ClusterOptions, ClusterTrainingKeywords
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,3 +73,10 @@ class ClusterStep(StepHandler[PreparedClusters]):
         for note in report.notes:
             workspace.note(f"cluster: {note}")
         return StepResult(sections=report.sections(), text=report.verdict())
+
+
+def trained_clusters(workspace: Workspace) -> list[ClusterCallback]:
+    """Returns the callback that trains the values of an earlier cluster step; [] if there is none."""
+    earlier = [step.settings for step in workspace.run.recipe.steps[: workspace.step.index] if step.kind == "cluster"]
+    names = ClusterTrainingKeywords.__annotations__
+    return [ClusterCallback(one.clusters, **{name: getattr(one, name) for name in names}) for one in earlier[-1:]]

@@ -21,6 +21,7 @@ from prunekit.recipe.state.checkpoint import from_plain, plain_fields
 from prunekit.recipe.state.export_samples import export_samples, measures_all, metrics_on_samples
 from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
+from prunekit.recipe.steps.cluster_step import trained_clusters
 from prunekit.recipe.steps.export_step import measure_of_files
 from prunekit.recipe.steps.prune_step import calibration_data
 from prunekit.recipe.steps.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult, require_backend
@@ -197,7 +198,7 @@ def _in_training(
     given = {name: getattr(options, name) for name in _TRAINING_OPTIONS}
     callback = QuantizationCallback(data, begin_step=begin, **given)
     with workspace.holding_masks(), workspace.noting():
-        history = workspace.fit(settings.epochs, settings.learning_rate, callback)
+        history = workspace.fit(settings.epochs, settings.learning_rate, callback, *trained_clusters(workspace))
     return callback.report.state, history
 
 

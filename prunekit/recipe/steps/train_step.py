@@ -5,6 +5,7 @@ from typing import Any
 
 from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
+from prunekit.recipe.steps.cluster_step import trained_clusters
 from prunekit.recipe.steps.step_handler import PreparedStep, StepHandler, StepResult
 from prunekit.recipe.text.loader import RecipeError
 from prunekit.techniques.shrink.channels.channel_penalties import (
@@ -46,8 +47,9 @@ class TrainStep(StepHandler[PreparedTrain]):
         if not settings.keep_zeros:
             workspace.state.masks.release_original()
         with workspace.holding_masks():
-            penalties = [] if prepared.penalty is None else [prepared.penalty]
-            return StepResult(history=workspace.fit(settings.epochs, settings.learning_rate, *penalties))
+            penalties, clusters = [] if prepared.penalty is None else [prepared.penalty], trained_clusters(workspace)
+            history = workspace.fit(settings.epochs, settings.learning_rate, *penalties, *clusters)
+        return StepResult(history=history, sections=[part for one in clusters for part in one.report.sections()])
 
 
 def _penalty(settings: Any) -> ChannelPenalty | None:
