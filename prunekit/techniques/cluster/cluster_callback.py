@@ -17,6 +17,7 @@ from prunekit.techniques.cluster.options import (
 from prunekit.techniques.cluster.training import ClusterTraining, of_pruner
 from prunekit.techniques.pruning.training.attached_pruners import attached_to_model
 from prunekit.techniques.pruning.training.callbacks import PruningCallback
+from prunekit.techniques.pruning.training.keep_zeros import KeepZeros
 
 
 class ClusterCallback(ScopedCallback):
@@ -87,7 +88,9 @@ class ClusterCallback(ScopedCallback):
 
     def _begin_work(self) -> None:
         work = self._work
-        pruners = [*attached_to_model(work.model), *(one.pruner for one in self._listed(PruningCallback))]
+        # Zeros that only stay need no room.
+        pruning = [one for one in self._listed(PruningCallback) if not isinstance(one, KeepZeros)]
+        pruners = [*attached_to_model(work.model), *(one.pruner for one in pruning)]
         work.held = of_pruner(work.weights, [target for pruner in pruners for target in pruner.targets])
         work.begin()
 
