@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from prunekit.operations.choose_bits import choose_bits as choose_bits
     from prunekit.operations.cluster import cluster as cluster
     from prunekit.operations.export import export as export
+    from prunekit.operations.factorize import factorize as factorize
     from prunekit.operations.prune import prune as prune
     from prunekit.operations.prune_in_rounds import prune_in_rounds as prune_in_rounds
     from prunekit.operations.quantization_callback import QuantizationCallback as QuantizationCallback
@@ -77,6 +78,7 @@ _MODULES = {
     "prunekit.operations.choose_bits": ("choose_bits",),
     "prunekit.operations.cluster": ("cluster",),
     "prunekit.operations.export": ("export",),
+    "prunekit.operations.factorize": ("factorize",),
     "prunekit.operations.prune": ("prune",),
     "prunekit.operations.prune_in_rounds": ("prune_in_rounds",),
     "prunekit.operations.quantization_callback": ("QuantizationCallback",),

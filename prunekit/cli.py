@@ -33,7 +33,8 @@ DEFECT = 70
 COMMANDS = (
     *(start.init, runs.compress, runs.sweep, runs.check, runs.verify),
     *(results.report, results.compare, results.recipes),
-    *(models.inspect, scan.sensitivity, removals.prune, removals.shrink, removals.simplify, removals.remove_blocks),
+    *(models.inspect, scan.sensitivity, removals.prune, removals.shrink, removals.factorize),
+    *(removals.simplify, removals.remove_blocks),
     *(quantizing.quantize, clustering.cluster, exporting.export, evaluation.evaluate, models.convert, models.doctor),
 )
 

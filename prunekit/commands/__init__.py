@@ -8,7 +8,7 @@
 - `scan`: sensitivity
 - `evaluation`: evaluate
 - `models`: inspect, convert, doctor
-- `removals`: prune, shrink, simplify, remove-blocks
+- `removals`: prune, shrink, factorize, simplify, remove-blocks
 - `quantizing`: quantize
 - `clustering`: cluster
 - `exporting`: export

@@ -1,4 +1,4 @@
-"""Commands that write a smaller model: prune, shrink, simplify, remove-blocks.
+"""Commands that write a smaller model: prune, shrink, factorize, simplify, remove-blocks.
 
 Keras and its backend are imported inside the commands: --help starts fast.
 """
@@ -31,7 +31,15 @@ from prunekit.commands.files import (
 from prunekit.commands.output import print_json
 from prunekit.options import AtLeast, Parsed, input_shape_option, json_option, words
 from prunekit.sparsity.arguments import MEMORY
-from prunekit.sparsity.shorthands import ALLOCATIONS, MEASURES, NONZERO, Approximation, ChannelAllocation, Repair
+from prunekit.sparsity.shorthands import (
+    ALLOCATIONS,
+    MEASURES,
+    NONZERO,
+    TARGETS,
+    Approximation,
+    ChannelAllocation,
+    Repair,
+)
 from prunekit.terminal import console, load_keras_quietly
 
 # What stands before the file of a scan, as an allocation.
@@ -174,6 +182,51 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
 
     with showing_progress("Shrinking") as progress:
         smaller, report = shrink_model(found, data=data, progress=progress, **asked, **options, **others)
+    return write_and_report(smaller, report, output, as_json)
+
+
+def _rank(text: str) -> int | dict[str, int | str]:
+    """Returns a rank, or ranks by patterns: "head=16,block_*=full"."""
+    if "=" not in text:
+        return int(text)
+    pairs = [one.partition("=") for one in text.split(",")]
+    return {pattern.strip(): int(rank) if rank.strip().isdigit() else rank.strip() for pattern, _, rank in pairs}
+
+
+@click.command()
+@click.argument("model")
+@click.option("--parameters", type=float, help="Fraction of the parameters to keep.")
+@click.option("--macs", type=float, help="Fraction of the multiply-accumulates to keep.")
+@click.option("--bytes", type=float, help="Fraction of the bytes of the LiteRT file (float32) to keep.")
+@click.option("--latency", type=float, help="Fraction of the file's latency on this machine (one thread) to keep.")
+@click.option("--rank", type=Parsed(_rank), metavar="N|PATTERN=N,...", help="Values between the two layers.")
+@click.option("--energy", type=float, help="Fraction of the squared outputs of each layer to keep, such as 0.99.")
+@_output_option
+@data_options("Training examples, on which factors are fitted to what each layer computes")
+@examples_option
+@other_option("pk.factorize", "correct_biases=false")
+@pattern_options("factorize", "Layers and weights")
+@memory_option
+@force_option
+@json_option
+def factorize(model: str, output: str, force: bool, as_json: bool, **options: Any) -> int:
+    """Replace layers by two of low rank.
+
+    MODEL is a .keras file; it is not changed. Exactly one of --parameters, --macs, --bytes, --latency, --rank and
+    --energy says how small the layers become. NEW.keras holds the smaller model without its optimizer. What would not
+    become smaller stays."""
+    others = other_options(options)
+    asked = {name: value for name in TARGETS if (value := options.pop(name)) is not None}
+    if len(asked) != 1:
+        received = " and ".join(f"--{name}" for name in asked) or "none"
+        listed = ", ".join(f"--{name}" for name in TARGETS)
+        raise click.UsageError(f"Pass exactly one of {listed}. Received: {received}.")
+    check_files(model, output, force)
+    found, data = loaded(model, options)
+    from prunekit.operations.factorize import factorize as factorize_model
+
+    with showing_progress("Factorized") as progress:
+        smaller, report = factorize_model(found, data=data, progress=progress, **asked, **options, **others)
     return write_and_report(smaller, report, output, as_json)
 
 

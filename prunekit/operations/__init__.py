@@ -15,5 +15,6 @@ Python, by command and in a recipe: tests/workflows/test_three_doors.py.
 - `quantization_callback`: `pk.QuantizationCallback`, in `fit`
 - `choose_bits`: `pk.choose_bits`
 - `cluster`: `pk.cluster`
+- `factorize`: `pk.factorize`
 - `sensitivity`: `pk.sensitivity`
 """

@@ -34,6 +34,8 @@ CentroidGradients = Literal["average", "sum"]
 # Sizes of a model that are calculated, and those that are measured on LiteRT files.
 CALCULATED, MEASURED = ("channels", "parameters", "macs"), ("bytes", "latency")
 MEASURES = (*CALCULATED, *MEASURED)
+# What says how small layers of low rank become.
+TARGETS = (*MEASURES[1:], "rank", "energy")
 # In place of a share of the channels: those are removed whose kernels are zero.
 NONZERO = "nonzero"
 # Names of extensions, for type checkers and editors; the registries below are what counts.

@@ -87,9 +87,14 @@ def per_input_position(layer: Any, call: LayerShapes) -> int:
     return math.prod(call.inputs[0]) // _channels(layer, call.inputs[0])
 
 
-def einsum_labels(layer: Any) -> tuple[str, str, str]:
-    """Returns the labels of input, kernel and output of an EinsumDense, without spaces ("...x", "xy", "...y")."""
-    inputs, output = layer.equation.replace(" ", "").split("->")
+def einsum_labels(layer: Any, equation: str | None = None) -> tuple[str, str, str]:
+    """Returns the labels of input, kernel and output of an EinsumDense, without spaces ("...x", "xy", "...y").
+
+    Args:
+        layer: The layer.
+        equation: Another equation; None = the layer's own.
+    """
+    inputs, output = (equation or layer.equation).replace(" ", "").split("->")
     data, kernel = inputs.split(",")
     return data, kernel, output
 

@@ -8,6 +8,7 @@
 - `timing`: durations and schedules
 - `step_base`: the base class of the settings of steps; bounds
 - `shrink_settings`: of `shrink`, `remove_blocks`, `simplify`
+- `factorize_settings`: of `factorize`
 - `step_settings`: of `train`, `finetune`, `prune`
 - `rounds_settings`: of `rounds`
 - `cluster_settings`: of `cluster`

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from prunekit.recipe.settings.cluster_settings import Cluster
 from prunekit.recipe.settings.export_settings import Expect, Export
+from prunekit.recipe.settings.factorize_settings import Factorize
 from prunekit.recipe.settings.quantize_settings import Quantize
 from prunekit.recipe.settings.rounds_settings import Rounds
 from prunekit.recipe.settings.shrink_settings import RemoveBlocks, Shrink, Simplify
@@ -39,6 +40,7 @@ STEP_KINDS: Registry[StepKind] = Registry(
         StepKind("shrink", f"{_STEPS}.shrink_step:ShrinkStep", Shrink),
         StepKind("remove_blocks", f"{_STEPS}.layer_steps:RemoveBlocksStep", RemoveBlocks),
         StepKind("simplify", f"{_STEPS}.layer_steps:SimplifyStep", Simplify),
+        StepKind("factorize", f"{_STEPS}.factorize_step:FactorizeStep", Factorize),
         StepKind("cluster", f"{_STEPS}.cluster_step:ClusterStep", Cluster),
         StepKind("quantize", f"{_STEPS}.quantize_step:QuantizeStep", Quantize),
     ],

@@ -8,6 +8,7 @@
 - `rounds_step`: `rounds`
 - `shrink_step`: `shrink`
 - `layer_steps`: `remove_blocks`, `simplify`
+- `factorize_step`: `factorize`
 - `export_step`: `export`
 - `quantize_step`: `quantize`
 - `expectations`: bounds beside measured values

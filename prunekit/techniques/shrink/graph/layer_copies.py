@@ -112,7 +112,7 @@ def known_lengths(layer: Any, inputs: Any, changes: dict[str, Any]) -> dict[str,
     """
     if type(layer) is not keras.layers.EinsumDense or None not in layer.partial_output_shape:
         return changes
-    data, _, output = einsum_labels(layer)
+    data, _, output = einsum_labels(layer, changes.get("equation"))
     if "..." in data:
         return changes
     lengths, shape = dict(zip(data, inputs.shape, strict=True)), changes.get("output_shape", layer.partial_output_shape)

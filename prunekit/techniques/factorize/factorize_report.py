@@ -1,0 +1,110 @@
+"""The report of a factorization: rank, sizes and error of each layer, and the error of every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from prunekit.anatomy.records.damage import Damage
+from prunekit.anatomy.records.display import Displayed
+from prunekit.anatomy.records.plain_data import Record
+from prunekit.anatomy.records.reports import Skipped, skipped_section
+from prunekit.anatomy.records.sections import Column, Section
+
+
+@dataclass(frozen=True)
+class FactorizedLayer(Record):
+    """One layer that became two.
+
+    Attributes:
+        name: Name of its weight.
+        added: Name of the new layer.
+        shape: Shape of the weight.
+        rank: Number of values between the two layers.
+        full: The largest rank that the weight can have.
+        parameters: Number of entries of the weight, and of both factors.
+        error: Squared change of the layer's outputs relative to the squared outputs, with the errors of the layers
+            before it. Without any inputs: squared change of the weight, relative to its squares.
+        errors: Such errors of every rank from 1, of the layer alone.
+    """
+
+    derived: ClassVar = ()
+
+    name: str
+    added: str
+    shape: tuple[int, ...]
+    rank: int
+    full: int
+    parameters: tuple[int, int]
+    error: float
+    errors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class FactorizeReport(Displayed):
+    """What `pk.factorize` did.
+
+    Attributes:
+        model_name: Name of the model.
+        layers: The layers that became two.
+        skipped: Weights that stay as they are, with reasons.
+        parameters: Number of parameters (before, after).
+        macs: Multiply-accumulates of one example (before, after); None if unknown.
+        notes: Remarks.
+        damage: What changed on the calibration data: metrics and outputs; None without data.
+    """
+
+    main_items: ClassVar = "layers"
+
+    model_name: str
+    layers: tuple[FactorizedLayer, ...]
+    skipped: tuple[Skipped, ...]
+    parameters: tuple[int, int]
+    macs: tuple[int | None, int | None]
+    notes: tuple[str, ...] = ()
+    damage: Damage | None = None
+
+    def verdict(self) -> str:
+        """Returns the sizes before and after, in one sentence."""
+        before, after = self.parameters
+        text = f"{len(self.layers)} layers of low rank: {before:,} -> {after:,} parameters"
+        if None not in self.macs:
+            text += f", {self.macs[0]:,} -> {self.macs[1]:,} MACs"
+        return f"{text}."
+
+    def sections(self) -> tuple[Section, ...]:
+        """Returns the report as sections: change of the outputs, layers, what stays as it was."""
+        found = [] if self.damage is None else [self.damage.section()]
+        columns = (
+            Column("Weight", "name"),
+            Column("Shape", "shape", keep=4),
+            Column("Rank", "count"),
+            Column("Of", "count", keep=5),
+            Column("Parameters", "count"),
+            Column("After", "count"),
+            Column("Error", "number"),
+            Column("New layer", "name", keep=3),
+        )
+        rows = tuple(
+            (one.name, one.shape, one.rank, one.full, *one.parameters, one.error, one.added) for one in self.layers
+        )
+        found.append(
+            Section(
+                "Layers of low rank",
+                columns,
+                rows,
+                explanation="Error: squared change of the layer's outputs on the inputs that were read, relative to "
+                "the squared outputs.",
+                notes=self.notes if rows else ("No layer became two.", *self.notes),
+            )
+        )
+        if self.skipped:
+            found.append(skipped_section("Left as they are", "Weight", self.skipped))
+        return tuple(found)
+
+    def __str__(self) -> str:
+        lines = [f"{self.model_name}: {self.verdict()}"]
+        lines += [] if self.damage is None else [f"  on {self.damage.examples:,} examples of the data: {self.damage}"]
+        lines += [f"  {one.name}: rank {one.rank} of {one.full}, error {one.error:.3g}" for one in self.layers]
+        lines += [f"  left as it is: {one.name}: {one.reason}" for one in self.skipped]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])

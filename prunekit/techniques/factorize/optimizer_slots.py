@@ -1,0 +1,63 @@
+"""The optimizer's state of two factors, from that of the weight that they replace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from prunekit.core.runtime.optimizers import parts_of, state_of
+from prunekit.core.statistics.layer_products import LayerProduct
+from prunekit.sparsity.array_ops import array_of
+
+# Parts of the names of slots: sums of gradients, and sums of their squares.
+_GRADIENTS, _SQUARES = ("momentum",), ("velocit", "accumulator")
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """A weight, and the two that replace it.
+
+    Attributes:
+        product: The product that the weight takes part in.
+        first: Shape (inputs, rank).
+        second: Shape (rank, outputs).
+        variables: The variables of both in the new model.
+    """
+
+    product: LayerProduct
+    first: np.ndarray
+    second: np.ndarray
+    variables: tuple[Any, Any]
+
+
+def carry_slots(former: Any, optimizer: Any, replaced: Sequence[Factors]) -> None:
+    """Gives the factors the state that the chain rule gives them: with W = A B, dL/dA = dL/dW B^T, dL/dB = A^T dL/dW.
+
+    Averages of gradients follow in the same way; averages of squares as if the gradients of a weight's entries were
+    independent. Other state starts anew.
+
+    Args:
+        former: The optimizer of the model.
+        optimizer: That of the new model, built.
+        replaced: The weights.
+    """
+    old = {index: one.product.target.variable for index, one in enumerate(replaced)}
+    new = {(index, place): one.variables[place] for index, one in enumerate(replaced) for place in (0, 1)}
+    for part, other in zip(parts_of(former), parts_of(optimizer), strict=True):
+        slots = {(key, name): slot for key, name, slot in state_of(other, new)}
+        for index, name, slot in state_of(part, old):
+            one = replaced[index]
+            squares = any(word in name for word in _SQUARES)
+            if tuple(slot.shape) != tuple(old[index].shape) or not (
+                squares or any(word in name for word in _GRADIENTS)
+            ):
+                continue
+            value = one.product.matrix(array_of(slot).astype("float32")).astype("float64")[0]
+            first, second = (np.square(one.first), np.square(one.second)) if squares else (one.first, one.second)
+            for place, found in enumerate((value @ second.T, first.T @ value)):
+                target = slots.get(((index, place), name))
+                if target is not None and found.size == int(np.prod(target.shape)):
+                    target.assign(found.reshape(target.shape).astype("float32"))
