@@ -26,12 +26,13 @@ OTHER_NAMES = {
     "weights": "bits",
 }
 OPERATIONS = (
-    "choose_bits", "export", "prune", "prune_in_rounds", "quantize", "remove_blocks", "sensitivity", "shrink",
+    "choose_bits", "cluster", "export", "factorize", "prune", "prune_in_rounds", "quantize", "remove_blocks", "sensitivity", "shrink",
     "simplify",
 )  # fmt: skip
-CALLS = (*OPERATIONS, "Pruner", "PruningCallback", "Quantizer", "QuantizationCallback")
+CALLS = (*OPERATIONS, "Pruner", "PruningCallback", "Quantizer", "QuantizationCallback", "ClusterCallback")
 # What stands before `data`: the model, and the target. Sizes have names, and so have the data beside them.
 TARGETS = {
+    "cluster": ["clusters"],
     "prune": ["sparsity"],
     "prune_in_rounds": ["train", "sparsity"],
     "remove_blocks": ["blocks"],
@@ -45,6 +46,8 @@ STEPS = {
     "shrink": ("shrink", TRAINING | {"rounds", "epochs_per_round"}),
     "quantize": ("quantize", TRAINING | {"begin_epoch", "budget", "drop", "integer_io", "sparse", "name"}),
     "remove_blocks": ("remove_blocks", TRAINING),
+    "factorize": ("factorize", TRAINING),
+    "cluster": ("cluster", TRAINING),
     "simplify": ("simplify", set()),
     "export": ("export", {"examples"}),
 }
@@ -53,7 +56,9 @@ OTHER_DEFAULTS = {("quantize", "bits"): "None: 8, or 4 and 8 to choose from"}
 # Command -> the options that are about its files.
 FILES = {"model", "output", "force", "as_json", "data", "label", "examples", "others"}
 COMMANDS = {
+    "cluster": FILES,
     "export": FILES,
+    "factorize": FILES,
     "prune": FILES,
     "quantize": FILES | {"keras", "budget", "integer_io", "uint8_io", "sparse"},
     "remove-blocks": FILES,
@@ -89,7 +94,7 @@ def test_a_call_shows_all_its_options_and_no_other_name_for_them(name):
 def test_data_follow_the_model_and_the_target(name):
     found = list(parameters(name))
     assert found[0] == "model"
-    if "data" in found and name != "shrink":
+    if "data" in found and name not in ("shrink", "factorize"):
         assert found[1 : found.index("data")] == TARGETS.get(name, [])
 
 

@@ -11,6 +11,7 @@ SHRUNK = {"channels": 0.5}
 GRIDS = {"bits": 3}
 FEWER = {"blocks": 1}
 VALUES = {"clusters": 4}
+FACTORS = {"parameters": 0.7}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def in_python(name, options, path):
         return model
     if name == "remove_blocks":
         return pk.remove_blocks(model, options["blocks"], data)[0]
-    return pk.simplify(model)[0] if name == "simplify" else pk.shrink(model, data=data, **options)[0]
+    return pk.simplify(model)[0] if name == "simplify" else getattr(pk, name)(model, data=data, **options)[0]
 
 
 def by_command(name, options, path, run, folder):
@@ -73,6 +74,7 @@ def by_recipe(name, options, path):
         ("shrink", SHRUNK),
         ("quantize", GRIDS),
         ("cluster", VALUES),
+        ("factorize", FACTORS),
         ("remove_blocks", FEWER),
         ("simplify", {}),
     ],
