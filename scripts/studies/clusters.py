@@ -1,16 +1,21 @@
 """Clusters after training: k-means, GPTQ with fitted centroids, and the starts of tensorflow-model-optimization."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import keras
 import numpy as np
 from tensorflow_model_optimization.python.core.clustering.keras import clustering_centroids as centroids_of_tfmot
 
 import prunekit as pk
 from prunekit.techniques.cluster.codebooks import Channels, Codebooks
 from prunekit.techniques.cluster.kmeans import kmeans
+from studies import fashion
 from studies.few_bits import FewBits
-from studies.quantization import EXAMPLES, NETWORKS
+from studies.quantization import EXAMPLES, NETWORKS, RATE
 from studies.results import Results, measure_networks
 
 CLUSTERS = (16, 8, 4, 2)
@@ -52,6 +57,33 @@ def signal(kernel: np.ndarray, centroids: np.ndarray) -> float:
     wide = kernel.ravel().astype("float64")
     error = np.abs(wide[:, None] - np.unique(centroids)).min(axis=1)
     return float(10 * np.log10(np.square(wide).sum() / max(np.square(error).sum(), 1e-30)))
+
+
+TRAINED_CLUSTERS = (4, 2)
+TRAINED = ", trained"
+TRAINING = f"""
+## One epoch of training
+
+Accuracy after one epoch with Adam and a learning rate that falls from {RATE:g} to 0 by half a cosine. "as tfmot": from
+the centroids that tensorflow-model-optimization starts with by default (k-means++ seeds), with sums of gradients
+(`pk.ClusterCallback(4, gradients="sum")` from its centroids trains as it does: `tests/parity/test_tfmot_clusters.py`).
+"after pk.cluster": `pk.cluster(model, 4, images)`, then `pk.ClusterCallback(4)`.
+
+| network (dense) | clusters | as tfmot | `pk.ClusterCallback` | after pk.cluster | soft, after pk.cluster |
+|---|---:|---:|---:|---:|---:|
+"""
+
+
+@contextlib.contextmanager
+def starting_as_tfmot() -> Iterator[None]:
+    """Callbacks begin with the k-means++ seeds of tensorflow-model-optimization."""
+
+    def fitted(kernel: np.ndarray, channels: Channels, clusters: int, *_: Any, **__: Any) -> Codebooks:
+        start = STARTS["k-means++"](kernel, clusters).get_cluster_centroids()
+        return Codebooks(channels, np.unique(np.asarray(start, "float32"))[None])
+
+    with mock.patch.object(Codebooks, "fitted", fitted):
+        yield
 
 
 class Clusters(FewBits):
@@ -102,6 +134,32 @@ class Clusters(FewBits):
             found |= {f"{clusters} {way}": self.clustered(clusters, options) for way, options in WAYS.items()}
         return found
 
+    def trained(self, clusters: int) -> dict[str, float]:
+        """Accuracy after an epoch on centroids, by the way to begin and to train."""
+        found = {}
+        ways: dict[str, tuple[bool, dict[str, Any]]] = {
+            "tfmot": (False, {"gradients": "sum"}),
+            "callback": (False, {}),
+            "cluster": (True, {}),
+            "soft": (True, {"assignment": "soft"}),
+        }
+        for name, (first, options) in ways.items():
+            self._model.set_weights(self._weights)
+            if first:
+                pk.cluster(self._model, clusters, self.images)
+            with starting_as_tfmot() if name == "tfmot" else contextlib.nullcontext():
+                self._fit(pk.ClusterCallback(clusters, **options))
+            found[name] = self._measured()["accuracy"]
+        return found
+
+    def _fit(self, callback: Any) -> None:
+        steps = -(-len(self.train[1]) // fashion.BATCH)
+        rate = keras.optimizers.schedules.CosineDecay(RATE, steps)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self._model.compile(keras.optimizers.Adam(rate), loss)
+        keras.utils.set_random_seed(0)
+        self._model.fit(*self.train, batch_size=fashion.BATCH, epochs=1, callbacks=[callback], verbose=2)
+
     def _dense_accuracy(self) -> float:
         self._model.set_weights(self._weights)
         return self._measured()["accuracy"]
@@ -134,10 +192,36 @@ def page(results: Results) -> str:
             f"{min(found['signals'][str(one)]):.1f}, {np.median(found['signals'][str(one)]):.1f}" for one in CLUSTERS
         ]
         signals.append(f"| {title} | {' | '.join(cells)} |")
+    trained = []
+    for name, title in NETWORKS.items():
+        for clusters, row in results.values.get(f"{name}{TRAINED}", {}).items():
+            dense = results.values[name]["dense"]
+            cells = " | ".join(f"{one:.4f}" for one in row.values())
+            trained.append(f"| {title} ({dense:.4f}) | {clusters} | {cells} |")
     head = "## Accuracy (error of the outputs)\n\n"
     tail = "\nBytes: of all weights, with indices and codebooks per tensor in the place of the clustered ones.\n"
-    return HEAD + head + "\n".join(lines) + "\n" + tail + SIGNALS + "\n".join(signals) + "\n"
+    return (
+        HEAD
+        + head
+        + "\n".join(lines)
+        + "\n"
+        + tail
+        + TRAINING
+        + "\n".join(trained)
+        + "\n"
+        + SIGNALS
+        + "\n".join(signals)
+        + "\n"
+    )
+
+
+def measured(name: str) -> dict[str, Any]:
+    """Returns the figures of a network; writes those of its training beside them."""
+    network = Clusters(name)
+    trained = {str(clusters): network.trained(clusters) for clusters in TRAINED_CLUSTERS}
+    Results(PAGE.with_suffix(".json")).get(f"{name}{TRAINED}", lambda: trained)
+    return network.run()
 
 
 if __name__ == "__main__":
-    measure_networks(__doc__, NETWORKS, PAGE, lambda name: Clusters(name).run(), page)
+    measure_networks(__doc__, NETWORKS, PAGE, measured, page)

@@ -1,4 +1,4 @@
-"""Layers of low rank after training, beside decompositions of the weights alone and of weights scaled by activations."""
+"""Layers of low rank after training, beside decompositions of weights, plain and scaled by activations."""
 
 from pathlib import Path
 from typing import Any

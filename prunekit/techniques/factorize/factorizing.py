@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,8 +12,8 @@ import numpy as np
 from keras.src.backend.common.masking import get_keras_mask
 
 from prunekit.anatomy.channels.recorded_calls import RecordedCall, recorded
-from prunekit.anatomy.cost.cost import cost
 from prunekit.anatomy.graph.model_graph import graph_of
+from prunekit.anatomy.graph.tracing import Trace, forward_trace
 from prunekit.anatomy.layers.model_weights import quantized_by_keras, weights_in
 from prunekit.anatomy.layers.targets import Target, find_targets, values_by_name
 from prunekit.anatomy.records.reports import Skipped
@@ -216,7 +217,8 @@ def factorize_model(
         raise ValueError(f"The model {model.name!r} has no layer that can be two. Received: {_listed(skipped)}.")
     fitting = Fitting(model, targets, options, data, memory, progress)
     errors = fitting.errors()
-    curves = _curves(model, targets, errors)
+    trace = _traced(model)
+    curves = _curves(targets, errors, trace)
     notes: list[str] = []
     measured: Measured | None = None
     if target.measure == "rank":
@@ -224,7 +226,7 @@ def factorize_model(
     elif target.measure == "energy":
         ranks, left = _energy_ranks(curves, target.value)
     else:
-        ranks, left, measured = _sized(model, targets, curves, target, measure)
+        ranks, left, measured = _sized(model, targets, curves, target, _macs(model, trace), measure)
     skipped += left
     chosen = [one for one in targets if ranks.get(one.name) is not None]
     if not chosen:
@@ -241,9 +243,12 @@ def factorize_model(
     notes += class_notes(model, made) + carried
     if measured is not None:
         notes += _missed(target, measured.share, options)
-    sizes = _sizes(model, made)
-    if target.measure in sizes:
-        before, after = sizes[target.measure]
+    sizes = {
+        "parameters": (model.count_params(), made.count_params()),
+        "macs": (_macs(model, trace), _macs(made, _traced(made))),
+    }
+    before, after = sizes.get(target.measure, (None, None))
+    if before is not None and after is not None:
         notes += _missed(target, after / before, options)
     rows = tuple(
         FactorizedLayer(
@@ -285,17 +290,30 @@ def _listed(skipped: Sequence[Skipped]) -> str:
 # ---- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def _curves(model: Any, targets: Sequence[Target], errors: Mapping[str, np.ndarray]) -> dict[str, Curve]:
+def _traced(model: Any) -> Trace | None:
+    """Returns what one pass over an example uses; None where this is unknown."""
     try:
-        macs = {one.layer: one.macs or 0 for one in cost(model).layers}
+        found = forward_trace(model, 1)
     except ValueError:
-        macs = {}
+        return None
+    return None if found.unknown else found
+
+
+def _macs(model: Any, trace: Trace | None) -> int | None:
+    """Returns the multiply-accumulates of one example; None if unknown."""
+    if trace is None:
+        return None
+    of_weights = sum(trace.uses.get(id(one), 0) * math.prod(one.shape) for one in model.weights)
+    return of_weights + sum(trace.products.values())
+
+
+def _curves(targets: Sequence[Target], errors: Mapping[str, np.ndarray], trace: Trace | None) -> dict[str, Curve]:
     found = {}
     for target in targets:
         product = product_of(target)
-        layer = target.name.rpartition("/")[0]
+        uses = 0 if trace is None else trace.uses.get(id(target.variable), 0)
         found[target.name] = Curve(
-            target.name, product.inputs, product.outputs, errors[target.name], macs.get(layer, 0)
+            target.name, product.inputs, product.outputs, errors[target.name], uses * target.size
         )
     return found
 
@@ -337,13 +355,19 @@ def _sized(
     targets: Sequence[Target],
     curves: Mapping[str, Curve],
     target: RankTarget,
+    macs: int | None,
     measure: Measure | None,
 ) -> tuple[Ranks, list[Skipped], Measured | None]:
     """Returns ranks for a share of a size, what stays as it is, and the measured size."""
     by_macs = target.measure in ("macs", "latency")
     usable = {name: curve for name, curve in curves.items() if not by_macs or curve.macs}
     price: Callable[[Curve, int | None], float] = Curve.macs_with if by_macs else Curve.parameters
-    total = float(cost(model).macs or 0) if by_macs else float(model.count_params())
+    if by_macs and not macs:
+        raise ValueError(
+            f"A target in {target.measure} needs the multiply-accumulates of each layer. Received: a model of which "
+            "they are unknown, as pk.cost tells. Use `parameters`."
+        )
+    total = float(macs or 0) if by_macs else float(model.count_params())
     fixed = total - sum(price(curve, None) for curve in usable.values())
 
     def ranks_at(share: float) -> Ranks | None:
@@ -430,16 +454,6 @@ def _missed(target: RankTarget, share: float, options: FactorizeOptions) -> list
             "Pass another share, or tolerance=None for the nearest."
         )
     return [] if off <= NEAR else [f"{target.measure}={target.value:g} is not reached: {share:.3f} is left."]
-
-
-def _sizes(model: Any, made: Any) -> dict[str, tuple[Any, Any]]:
-    macs = []
-    for one in (model, made):
-        try:
-            macs.append(cost(one).macs)
-        except ValueError:
-            macs.append(None)
-    return {"parameters": (model.count_params(), made.count_params()), "macs": (macs[0], macs[1])}
 
 
 # ---- the new model ---------------------------------------------------------------------------------------------------
