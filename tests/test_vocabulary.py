@@ -26,8 +26,8 @@ OTHER_NAMES = {
     "weights": "bits",
 }
 OPERATIONS = (
-    "choose_bits", "cluster", "export", "factorize", "prune", "prune_in_rounds", "quantize", "remove_blocks", "sensitivity", "shrink",
-    "simplify",
+    "choose_bits", "cluster", "export", "factorize", "prune", "prune_in_rounds", "quantize", "remove_blocks",
+    "sensitivity", "shrink", "simplify",
 )  # fmt: skip
 CALLS = (*OPERATIONS, "Pruner", "PruningCallback", "Quantizer", "QuantizationCallback", "ClusterCallback")
 # What stands before `data`: the model, and the target. Sizes have names, and so have the data beside them.

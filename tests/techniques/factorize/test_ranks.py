@@ -32,6 +32,12 @@ def test_within_the_budget_the_error_is_that_of_the_best_choice_or_next_to_it(sh
         if sum(one.parameters(rank) for one, rank in zip(CURVES, ranks, strict=True)) <= share * total
     )
     assert error(CURVES, found) <= 1.1 * best + 0.02
+    # Nothing is left that another rank of a layer would cost.
+    left = share * total - sum(one.parameters(found[one.name]) for one in CURVES)
+    for one in CURVES:
+        rank = found[one.name]
+        if rank is not None and rank < one.worthwhile:
+            assert one.parameters(rank + 1) - one.parameters(rank) > left
 
 
 def test_the_whole_budget_leaves_all_layers_and_too_small_a_one_has_no_ranks():
