@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Unpack
 
-from prunekit.core.data.model_building import build_from_data, waits_for_data
 from prunekit.core.training.scoped_callback import ScopedCallback, ScopedFit
 from prunekit.keyword_options import keyword_options
 from prunekit.operations.quantization_training import QuantizationRun, training_options
@@ -66,10 +65,9 @@ class QuantizationCallback(ScopedCallback):
         range_learning_rate: float = 1e-3,
         **options: Unpack[TrainingKeywords],
     ):
-        super().__init__(begin_step)
+        super().__init__(begin_step, data)
         self.options = training_options(options)
         self.options.with_data(data)
-        self._data = data
         self.freeze_step = None if freeze_step is None else whole("freeze_step", freeze_step, _NEVER)
         if self.freeze_step is not None and _NEVER < self.freeze_step < self.begin_step:
             raise ValueError(
@@ -85,9 +83,6 @@ class QuantizationCallback(ScopedCallback):
         return super().report
 
     def _work_on(self, model: Any) -> QuantizationTraining:
-        if self._data is not None and waits_for_data(model):
-            # Keras would build it in the first step, after the ranges are chosen.
-            build_from_data(model, self._data)
         self._run = QuantizationRun(model, self._data, self.options, self._learning_rate)
         return self._run.work
 

@@ -67,9 +67,9 @@ TRAINING = f"""
 Accuracy after one epoch with Adam and a learning rate that falls from {RATE:g} to 0 by half a cosine. "as tfmot": from
 the centroids that tensorflow-model-optimization starts with by default (k-means++ seeds), with sums of gradients
 (`pk.ClusterCallback(4, gradients="sum")` from its centroids trains as it does: `tests/parity/test_tfmot_clusters.py`).
-"after pk.cluster": `pk.cluster(model, 4, images)`, then `pk.ClusterCallback(4)`.
+"on data": `pk.ClusterCallback(4, images)`.
 
-| network (dense) | clusters | as tfmot | `pk.ClusterCallback` | after pk.cluster | soft, after pk.cluster |
+| network (dense) | clusters | as tfmot | without data | on data | soft, on data |
 |---|---:|---:|---:|---:|---:|
 """
 
@@ -145,10 +145,8 @@ class Clusters(FewBits):
         }
         for name, (first, options) in ways.items():
             self._model.set_weights(self._weights)
-            if first:
-                pk.cluster(self._model, clusters, self.images)
             with starting_as_tfmot() if name == "tfmot" else contextlib.nullcontext():
-                self._fit(pk.ClusterCallback(clusters, **options))
+                self._fit(pk.ClusterCallback(clusters, self.images if first else None, **options))
             found[name] = self._measured()["accuracy"]
         return found
 
@@ -196,7 +194,7 @@ def page(results: Results) -> str:
     for name, title in NETWORKS.items():
         for clusters, row in results.values.get(f"{name}{TRAINED}", {}).items():
             dense = results.values[name]["dense"]
-            cells = " | ".join(f"{one:.4f}" for one in row.values())
+            cells = " | ".join(f"{row[one]:.4f}" for one in ("tfmot", "callback", "cluster", "soft"))
             trained.append(f"| {title} ({dense:.4f}) | {clusters} | {cells} |")
     head = "## Accuracy (error of the outputs)\n\n"
     tail = "\nBytes: of all weights, with indices and codebooks per tensor in the place of the clustered ones.\n"

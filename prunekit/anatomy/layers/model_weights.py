@@ -159,7 +159,7 @@ def check_built(model: Any) -> None:
         raise ValueError(
             f"The model {model.name!r} is not built, so it has no weights yet. Call it once on a batch of data, call "
             "`model.build(input_shape)`, or give it a `keras.Input`. In `fit`, a PruningCallback builds it from the "
-            "first batch, and a QuantizationCallback from its data."
+            "first batch, a QuantizationCallback or ClusterCallback from its data."
         )
 
 

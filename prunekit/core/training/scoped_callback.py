@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 import keras
 import numpy as np
 
+from prunekit.core.data.model_building import build_from_data, waits_for_data
 from prunekit.core.runtime import jax_state
 from prunekit.core.runtime.optimizers import updates_in
 from prunekit.core.runtime.snapshot import Snapshot, lacking
@@ -150,6 +151,7 @@ class ScopedCallback(keras.callbacks.Callback):
 
     Args:
         begin_step: Optimizer update at which the scope is entered first; the training before it is as always.
+        data: Calibration data, or None; a model that is not built yet is built from them.
 
     Attributes:
         rank: Place of the class among the callbacks of this package: of two, the one of the higher rank prepares a
@@ -162,8 +164,9 @@ class ScopedCallback(keras.callbacks.Callback):
     verb: ClassVar[str]
     alternative: ClassVar[str]
 
-    def __init__(self, begin_step: int = 0):
+    def __init__(self, begin_step: int = 0, data: Any = None):
         super().__init__()
+        self._data = data
         self.begin_step = whole("begin_step", begin_step, 0)
         self.resumption = Resumption()
         self.notes: list[str] = []
@@ -219,6 +222,9 @@ class ScopedCallback(keras.callbacks.Callback):
         self._last = None if found is None else LastCallback.placed_after_all(found, self)
         self.resumption.find_backup(self, found)
         if self._work is None or self._work.model is not model:
+            if self._data is not None and waits_for_data(model):
+                # Keras would build it in the first step, after the work has begun.
+                build_from_data(model, self._data)
             self._work = self._work_on(model)
         if not model.trainable_variables:
             raise ValueError(

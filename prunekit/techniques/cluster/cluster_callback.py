@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Unpack
 
+from prunekit.core.data.calibration import CheckedData
 from prunekit.core.training.scoped_callback import ScopedCallback, ScopedFit
 from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.shorthands import Assignment, CentroidGradients
@@ -28,14 +29,15 @@ class ClusterCallback(ScopedCallback):
     end the weights are put on them, in place, and `report` says what was clustered. Zeros stay zero, and no other entry
     becomes zero.
 
-    The centroids at the start are those of `pk.cluster` without data; after `pk.cluster` on data they are its own. An
-    optimizer of the kind of the model's, with its learning rate, trains them. With a `PruningCallback` in the same
-    `fit`, pruned weights are exactly zero in every step; with a `QuantizationCallback`, what is rounded are the
-    centroids. The order of the list does not matter. If the list contains a `BackupAndRestore`, centroids are saved and
-    restored with the weights.
+    The training begins with the weights of `pk.cluster` on `data`; without, with k-means, from which two or three
+    values may not recover. An optimizer of the kind of the model's, with its learning rate, trains the centroids. With
+    a `PruningCallback` in the same `fit`, pruned weights are exactly zero in every step; with a `QuantizationCallback`,
+    what is rounded are the centroids. The order of the list does not matter. If the list contains a
+    `BackupAndRestore`, centroids are saved and restored with the weights.
 
     Args:
         clusters: As for `pk.cluster`.
+        data: Calibration data, as `pk.cluster` takes them, or None.
         begin_step: Optimizer update at which clustering begins.
         assignment: "nearest": each entry has the value of its nearest centroid. "soft": a value between its nearest
             two, which moves to the nearest as the training goes on; for a `fit` of known length.
@@ -61,13 +63,14 @@ class ClusterCallback(ScopedCallback):
     def __init__(
         self,
         clusters: Clusters = 16,
+        data: Any = None,
         *,
         begin_step: int = 0,
         assignment: Assignment = "nearest",
         gradients: CentroidGradients = "average",
         **options: Unpack[ClusterTrainingKeywords],
     ):
-        super().__init__(begin_step)
+        super().__init__(begin_step, data)
         self.options = ClusterOptions(clusters, **options)
         self._training = ClusterTrainingOptions(assignment, gradients)
 
@@ -77,7 +80,8 @@ class ClusterCallback(ScopedCallback):
         return super().report
 
     def _work_on(self, model: Any) -> ClusterTraining:
-        return ClusterTraining(model, self.options, self._training)
+        data = None if self._data is None else CheckedData(model, self._data)
+        return ClusterTraining(model, self.options, self._training, data)
 
     def _prepare_fit(self, fit: ScopedFit) -> None:
         if self._training.assignment == "soft" and fit.ends_at is None:

@@ -17,7 +17,14 @@ from prunekit.core.runtime.substituted_values import substituted
 from prunekit.core.runtime.variable_values import assigned
 from prunekit.core.training.joined_variables import joined, trainer_like
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.cluster.after_training import Clusterable, check_finite, clusterable, relative_change, row_of
+from prunekit.techniques.cluster.after_training import (
+    Clusterable,
+    check_finite,
+    cluster_model,
+    clusterable,
+    relative_change,
+    row_of,
+)
 from prunekit.techniques.cluster.cluster_report import ClusterReport
 from prunekit.techniques.cluster.codebooks import Codebooks
 from prunekit.techniques.cluster.learned_centroids import LearnedCentroids
@@ -51,6 +58,7 @@ class ClusterTraining:
         model: A built model.
         options: Which weights, how many clusters, how centroids begin.
         training: How they are trained.
+        data: Calibration data on which the weights are clustered first, or None.
 
     Attributes:
         held: Names of weights that something else prunes, and whose zeros it holds.
@@ -62,8 +70,8 @@ class ClusterTraining:
     kind = "clustering"
     variants = ("centroids", "soft centroids")
 
-    def __init__(self, model: Any, options: ClusterOptions, training: ClusterTrainingOptions):
-        self.model, self._options, self._training = model, options, training
+    def __init__(self, model: Any, options: ClusterOptions, training: ClusterTrainingOptions, data: Any = None):
+        self.model, self._options, self._training, self._data = model, options, training, data
         self.weights, self.skipped = clusterable(model, options)
         check_off_grids(model, "Clustering", "Cluster first, then quantize.")
         self.held: frozenset[str] = frozenset()
@@ -99,6 +107,8 @@ class ClusterTraining:
                 "A weight that trains on centroids has values to begin with. Received: "
                 f"{', '.join(empty[:5])}, zero throughout. Train the model first, or leave the weight out by `exclude`."
             )
+        if self._data is not None:
+            cluster_model(self.model, self._options, self._data)
         self._train(
             [
                 Codebooks.fitted(

@@ -67,7 +67,8 @@ class FactorizeReport(Displayed):
     def verdict(self) -> str:
         """Returns the sizes before and after, in one sentence."""
         before, after = self.parameters
-        text = f"{len(self.layers)} layers of low rank: {before:,} -> {after:,} parameters"
+        count = f"{len(self.layers)} layer{'' if len(self.layers) == 1 else 's'}"
+        text = f"{count} of low rank: {before:,} -> {after:,} parameters"
         if None not in self.macs:
             text += f", {self.macs[0]:,} -> {self.macs[1]:,} MACs"
         return f"{text}."

@@ -141,49 +141,50 @@ class Fitting:
 
     def errors(self) -> dict[str, np.ndarray]:
         """Returns the squared error of each layer's outputs with rank 1, 2, ..., relative to the outputs."""
-        return self._fitted({})[1]
+        return self._fitted(self._targets, {})[1]
 
     def factors(self, ranks: Ranks) -> Found:
         """Returns the factors, each layer fitted from what the factorized layers before it compute."""
-        return self._fitted(ranks)[0]
+        return self._fitted([one for one in self._targets if ranks.get(one.name) is not None], ranks)[0]
 
-    def _fitted(self, ranks: Ranks) -> tuple[Found, dict[str, np.ndarray]]:
+    def _fitted(self, targets: Sequence[Target], ranks: Ranks) -> tuple[Found, dict[str, np.ndarray]]:
         if self.data is None:
-            return self._without_inputs(ranks)
-        solver = Factorizer(self._targets, ranks, corrects_biases=self._options.correct_biases)
+            return _without_inputs(targets, ranks)
+        solver = Factorizer(targets, ranks, corrects_biases=self._options.correct_biases)
         if self._standing_in is None:
-            return self._on_data(solver)
+            return self._on_data(targets, solver)
         try:
             with self._standing_in.renormalization(self._model) as statistics:
-                found, errors = self._on_data(solver)
+                found, errors = self._on_data(targets, solver)
                 values = [(variable, statistics.on_data(id(variable), value)) for variable, value in found.values]
                 return replace(found, values=values), errors
         except ValueError as error:
             # Nobody asked for synthetic inputs.
             self.note, self.data = self._standing_in.failed(error).note, None
-            return self._without_inputs(ranks)
+            return _without_inputs(targets, ranks)
 
-    def _on_data(self, solver: Factorizer) -> tuple[Found, dict[str, np.ndarray]]:
-        work = LayerwiseRepair(self._model, self._targets, solver, self._progress, memory=self._memory)
+    def _on_data(self, targets: Sequence[Target], solver: Factorizer) -> tuple[Found, dict[str, np.ndarray]]:
+        work = LayerwiseRepair(self._model, targets, solver, self._progress, memory=self._memory)
         work.run([inputs for inputs, _ in batches_of(self.data)])
         errors = {name: one.error for name, one in work.errors.items()}
         return Found(work.values, solver.factors, errors), solver.errors
 
-    def _without_inputs(self, ranks: Ranks) -> tuple[Found, dict[str, np.ndarray]]:
-        """Returns truncated singular value decompositions."""
-        values, factors, errors, curves = [], {}, {}, {}
-        for target in self._targets:
-            product = product_of(target)
-            matrix = product.matrix(array_of(target.variable).astype("float32")).astype("float64")[0]
-            directions = directions_of(np.ones(len(matrix)), matrix)
-            energy = float(np.square(matrix).sum())
-            curves[target.name] = directions.dropped()[1:] / (energy or 1.0)
-            rank = ranks.get(target.name)
-            if rank is not None:
-                first, second = factors[target.name] = directions.factors(matrix, rank)
-                values.append((target.variable, product.kernel((first @ second)[None].astype("float32"))))
-                errors[target.name] = float(curves[target.name][rank - 1])
-        return Found(values, factors, errors), curves
+
+def _without_inputs(targets: Sequence[Target], ranks: Ranks) -> tuple[Found, dict[str, np.ndarray]]:
+    """Returns truncated singular value decompositions."""
+    values, factors, errors, curves = [], {}, {}, {}
+    for target in targets:
+        product = product_of(target)
+        matrix = product.matrix(array_of(target.variable).astype("float32")).astype("float64")[0]
+        directions = directions_of(np.ones(len(matrix)), matrix)
+        energy = float(np.square(matrix).sum())
+        curves[target.name] = directions.dropped()[1:] / (energy or 1.0)
+        rank = ranks.get(target.name)
+        if rank is not None:
+            first, second = factors[target.name] = directions.factors(matrix, rank)
+            values.append((target.variable, product.kernel((first @ second)[None].astype("float32"))))
+            errors[target.name] = float(curves[target.name][rank - 1])
+    return Found(values, factors, errors), curves
 
 
 def factorize_model(
@@ -234,7 +235,7 @@ def factorize_model(
             f"No layer becomes smaller by {target.measure}={target.value!r}. Received: {_listed(skipped)}. Pass a "
             "smaller one."
         )
-    found = Fitting(model, chosen, options, data, memory, progress).factors(ranks)
+    found = fitting.factors(ranks)
     made, names, carried = _built(model, chosen, found)
     if fitting.data is not None:
         _verify(model, made, found, next(iter(batches_of(fitting.data)))[0])

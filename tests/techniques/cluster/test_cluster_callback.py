@@ -56,6 +56,17 @@ def test_training_moves_centroids_and_gives_entries_other_ones():
     )
 
 
+def test_on_data_it_begins_with_the_weights_of_the_call():
+    model, other = trained(), trained()
+    model.compile(keras.optimizers.SGD(0.0), LOSS)
+    fit(model, pk.ClusterCallback(2, X[:64]), epochs=1)
+    pk.cluster(other, 2, X[:64])
+    for name, values in kernels(model).items():
+        np.testing.assert_array_equal(values, kernels(other)[name])
+    with pytest.raises(ValueError, match="8, 8, 1"):
+        fit(trained(), pk.ClusterCallback(4, np.zeros((4, 7, 7, 1), "float32")))
+
+
 def test_zeros_of_the_model_stay_and_no_other_entry_becomes_one():
     model = trained()
     for layer in (model.get_layer(name.split("/")[0]) for name in CLUSTERED):
@@ -278,6 +289,15 @@ def test_what_cannot_be_trained_is_refused_before_the_first_update():
         fit(frozen, pk.ClusterCallback(4))
     with pytest.raises(RuntimeError, match="exists once `fit` has ended"):
         _ = pk.ClusterCallback(4).report
+
+
+def test_a_model_that_waits_for_its_first_batch_is_built_from_the_data():
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(20, name="hidden"), keras.layers.Dense(4)])
+    model.compile("adam", LOSS)
+    callback = pk.ClusterCallback(4, X[:64])
+    fit(model, callback, epochs=1)
+    assert np.unique(keras.ops.convert_to_numpy(model.get_layer("hidden").kernel)).size == 4
 
 
 def test_a_soft_assignment_needs_to_know_how_long_a_fit_lasts():
