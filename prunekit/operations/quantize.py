@@ -30,6 +30,7 @@ from prunekit.sparsity.arguments import MEMORY, check_functions, number_of_bytes
 from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import FORMER, QuantizationKeywords, QuantizationOptions
 from prunekit.techniques.quantize.placement.text_inputs import reads_texts, text_readers
+from prunekit.techniques.quantize.preparation import check_dilations
 from prunekit.techniques.quantize.quantization_report import QuantizationReport
 from prunekit.techniques.quantize.quantization_state import QuantizationState
 from prunekit.techniques.quantize.training.fit_watch import remember, warn_after_fit
@@ -215,6 +216,8 @@ def quantize(
         found = quantize_model(model, chosen, progress=progress, memory=memory)
         warn_after_fit(found)
         return QuantizationResult(found, None, KnownOutputs())
+    # Before the model runs: not every CPU has kernels for what is refused.
+    check_dilations(model, chosen)
     baseline = Baseline(model, CheckedData(model, data))
     samples = first_examples(inputs for inputs, _, _ in baseline.batches)
     found = quantize_model(model, chosen, data, progress, memory).with_damage(baseline)

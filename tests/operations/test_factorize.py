@@ -10,7 +10,9 @@ from networks import outputs
 import prunekit as pk
 from prunekit.core.runtime.variable_values import replaced
 from prunekit.reports import FactorizeReport
-from prunekit.techniques.factorize.factorizing import Fitting, _built, candidates
+from prunekit.techniques.factorize.factorizing import candidates
+from prunekit.techniques.factorize.fitting import Fitting
+from prunekit.techniques.factorize.new_model import with_pairs
 from prunekit.techniques.factorize.options import FactorizeOptions
 
 pytestmark = pytest.mark.every_backend
@@ -95,7 +97,9 @@ def at_ranks(model, x, rank_of):
     targets, _ = candidates(model, FactorizeOptions())
     fitting = Fitting(model, targets, FactorizeOptions(), x)
     found = fitting.factors({name: rank_of(errors) for name, errors in fitting.errors().items()})
-    return _built(model, targets, found)[0], [(one, np.array(keras.ops.convert_to_numpy(v))) for one, v in found.values]
+    return with_pairs(model, targets, found)[0], [
+        (one, np.array(keras.ops.convert_to_numpy(v))) for one, v in found.values
+    ]
 
 
 @pytest.mark.parametrize("build", SHAPES)

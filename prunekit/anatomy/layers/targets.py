@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import numpy as np
 
 from prunekit.anatomy.layers.layers import own_variables, owns_kernels, refusal, spec_of
 from prunekit.anatomy.layers.model_weights import (
@@ -20,6 +21,7 @@ from prunekit.anatomy.layers.model_weights import (
 )
 from prunekit.anatomy.records.name_patterns import NamePattern, listed_patterns, near_misses, prefixes
 from prunekit.anatomy.records.reports import Skipped, by_reason
+from prunekit.sparsity.array_ops import array_of
 
 _FROZEN = "frozen (trainable=False): training cannot make up for what is pruned, so it is out unless include names it"
 _BIAS = 'pk.WeightSpec("bias", (), (), prunable=False)'
@@ -119,6 +121,13 @@ def _selections(patterns: Sequence[str] | str, option: str, model: Any, weights:
 
 
 # ---- selection of targets --------------------------------------------------------------------------------------------
+
+
+def check_finite(targets: Iterable[Target]) -> None:
+    """Raises ValueError if an entry of a weight is NaN or infinite."""
+    for target in targets:
+        if not np.isfinite(array_of(target.variable).astype("float32")).all():
+            raise ValueError(f"Weights must be finite. Received: NaN or infinite values in {target.name}.")
 
 
 def find_targets(

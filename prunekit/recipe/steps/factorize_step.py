@@ -9,7 +9,8 @@ from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.steps.prune_step import calibration_data
 from prunekit.recipe.steps.step_handler import PreparedStep, StepHandler, StepResult
-from prunekit.techniques.factorize.factorizing import NO_INPUTS, factorize_model
+from prunekit.techniques.factorize.factorizing import factorize_model
+from prunekit.techniques.factorize.fitting import NO_INPUTS
 from prunekit.techniques.factorize.options import FactorizeOptions, RankTarget
 
 _OPTIONS = ("correct_biases", "include", "exclude")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from prunekit.anatomy.layers.model_weights import quantized_by_keras, weights_in
-from prunekit.anatomy.layers.targets import Target, find_targets, values_by_name
+from prunekit.anatomy.layers.targets import Target, check_finite, find_targets, values_by_name
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.core.data.calibration import batches_of
 from prunekit.core.data.synthetic_inputs import stand_in
@@ -95,13 +95,6 @@ def clusterable(model: Any, options: ClusterOptions) -> tuple[list[Clusterable],
     return found, skipped
 
 
-def check_finite(weights: Sequence[Clusterable]) -> None:
-    """Raises ValueError if an entry of a weight is NaN or infinite."""
-    for one in weights:
-        if not np.isfinite(array_of(one.target.variable).astype("float32")).all():
-            raise ValueError(f"Weights must be finite. Received: NaN or infinite values in {one.target.name}.")
-
-
 def cluster_model(
     model: Any, options: ClusterOptions, data: Any = None, progress: Progress | None = None, memory: float = MEMORY
 ) -> ClusterReport:
@@ -121,7 +114,7 @@ def cluster_model(
     """
     found, skipped = clusterable(model, options)
     check_off_grids(model, "Clustering", "Cluster first, then quantize.")
-    check_finite(found)
+    check_finite([one.target for one in found])
     notes: list[str] = []
     standing_in = stand_in(model) if data is None and options.may_stand_in else None
     inputs = data if standing_in is None else standing_in.inputs

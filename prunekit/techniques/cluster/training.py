@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from prunekit.anatomy.layers.targets import check_finite
 from prunekit.core.runtime import backend, jax_state
 from prunekit.core.runtime.kept_grids import check_off_grids
 from prunekit.core.runtime.optimizers import optimizers_of
@@ -19,7 +20,6 @@ from prunekit.core.training.joined_variables import joined, trainer_like
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.cluster.after_training import (
     Clusterable,
-    check_finite,
     cluster_model,
     clusterable,
     relative_change,
@@ -100,7 +100,7 @@ class ClusterTraining:
             ValueError: A weight is not finite.
         """
         jax_state.sync_model_state(self.model)
-        check_finite(self.weights)
+        check_finite([one.target for one in self.weights])
         empty = [one.target.name for one in self.weights if not array_of(one.target.variable).any()]
         if empty:
             raise ValueError(
@@ -205,7 +205,7 @@ class ClusterTraining:
             ValueError: A weight is NaN or infinite; nothing is changed.
         """
         jax_state.sync_model_state(self.model)
-        check_finite(self.weights)
+        check_finite([one.target for one in self.weights])
         if not self.begun:
             self.begin()
         values, rows = [], []

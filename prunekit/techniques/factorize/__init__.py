@@ -6,7 +6,10 @@
 - `options`: the options of a factorization
 - `factorize_report`: ranks, sizes and errors
 - `layer_factors`: the factors of each weight, on data
+- `fitting`: the factors of a model, on data, synthetic inputs or none
 - `optimizer_slots`: the optimizer's state of the factors
+- `new_model`: the model with pairs of layers
+- `rank_choice`: the rank of each layer
 - `factorizing`: the whole model
 
 Design

@@ -191,8 +191,8 @@ class Preparation:
         self._data = None if data is None else CheckedData(model, data)
         if data is not None:
             _check_states(model)
+        check_dilations(model, options)
         if options.activation_format is not None:
-            _check_dilations(model)
             _check_random(model, self.inputs())
         self.selection, self.placement = selected_and_placed(model, options)
         self.data_problems: tuple[str, ...] = ()
@@ -311,7 +311,10 @@ def _grid_of(options: QuantizationOptions, bits: int, weight: RoundedWeight, val
     return grid_of_weight(weight.name, value, IntegerFormat(bits), weight.granularity, options.weight_rule(bits))
 
 
-def _check_dilations(model: Any) -> None:
+def check_dilations(model: Any, options: QuantizationOptions) -> None:
+    """Raises ValueError if tensors become integers, and a layer has no integer form for its dilation."""
+    if options.activation_format is None:
+        return
     found = [
         one.name
         for one in model._flatten_layers()
