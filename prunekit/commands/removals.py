@@ -3,7 +3,7 @@
 Keras and its backend are imported inside the commands: --help starts fast.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -115,6 +115,16 @@ def prune(model: str, sparsity: float, output: str, force: bool, as_json: bool, 
     return 0
 
 
+def _asked(options: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Takes the options that say how small the model becomes out of all options; returns the one that is given."""
+    asked = {name: value for name in names if (value := options.pop(name)) is not None}
+    if len(asked) != 1:
+        received = " and ".join(f"--{name}" for name in asked) or "none"
+        listed = ", ".join(f"--{name}" for name in names)
+        raise click.UsageError(f"Pass exactly one of {listed}. Received: {received}.")
+    return asked
+
+
 def _channels(text: str) -> float | str:
     """Returns the share of the channels to keep, or "nonzero"."""
     try:
@@ -165,12 +175,7 @@ def shrink(model: str, output: str, force: bool, as_json: bool, **options: Any) 
     holds the smaller model without its optimizer. The kept weights are fitted to what each layer computed before, on
     --data or else on random signals. `prunekit inspect --groups` shows which channels can be removed."""
     others = other_options(options)
-    targets = {name: options.pop(name) for name in MEASURES}
-    asked = {name: value for name, value in targets.items() if value is not None}
-    if len(asked) != 1:
-        received = " and ".join(f"--{name}" for name in asked) or "none"
-        listed = ", ".join(f"--{name}" for name in MEASURES)
-        raise click.UsageError(f"Pass exactly one of {listed}. Received: {received}.")
+    asked = _asked(options, MEASURES)
     nonzero = asked.get("channels") == NONZERO
     if nonzero:
         _check_nonzero(options)
@@ -216,11 +221,7 @@ def factorize(model: str, output: str, force: bool, as_json: bool, **options: An
     --energy says how small the layers become. NEW.keras holds the smaller model without its optimizer. What would not
     become smaller stays."""
     others = other_options(options)
-    asked = {name: value for name in TARGETS if (value := options.pop(name)) is not None}
-    if len(asked) != 1:
-        received = " and ".join(f"--{name}" for name in asked) or "none"
-        listed = ", ".join(f"--{name}" for name in TARGETS)
-        raise click.UsageError(f"Pass exactly one of {listed}. Received: {received}.")
+    asked = _asked(options, TARGETS)
     check_files(model, output, force)
     found, data = loaded(model, options)
     from prunekit.operations.factorize import factorize as factorize_model

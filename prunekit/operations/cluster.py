@@ -9,7 +9,7 @@ from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.outputs.baseline import Baseline
 from prunekit.keyword_options import keyword_options
 from prunekit.sparsity.arguments import MEMORY, check_functions, number_of_bytes
-from prunekit.techniques.cluster.after_training import cluster_model, with_damage
+from prunekit.techniques.cluster.after_training import cluster_model
 from prunekit.techniques.cluster.cluster_report import ClusterReport
 from prunekit.techniques.cluster.options import ClusterKeywords, ClusterOptions, Clusters
 from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
@@ -57,4 +57,6 @@ def cluster(
         return cluster_model(model, chosen, progress=progress, memory=memory)
     checked = CheckedData(model, data)
     baseline = Baseline(model, checked)
-    return with_damage(cluster_model(model, chosen, checked, progress, memory), baseline)
+    report = cluster_model(model, chosen, checked, progress, memory)
+    remedy = "Take more clusters, a codebook for each channel, or exclude the layers of large errors."
+    return baseline.with_damage(report, remedy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Unpack
 
 from prunekit.core.data.calibration import CheckedData
@@ -80,7 +79,5 @@ def factorize(  # noqa: PLR0913
         found = factorize_model(model, target, chosen, checked, measure=measure, memory=memory, progress=progress)
     if checked is None:
         return found.model, found.report
-    damage = Baseline(model, checked).damage(found.model)
-    remark = damage.remark("Keep more, or train the smaller model for some epochs.")
-    notes = (*found.report.notes, *([] if remark is None else [remark]))
-    return found.model, replace(found.report, damage=damage, notes=notes)
+    remedy = "Keep more, or train the smaller model for some epochs."
+    return found.model, Baseline(model, checked).with_damage(found.report, remedy, found.model)

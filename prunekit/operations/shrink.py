@@ -99,10 +99,8 @@ def shrink(  # noqa: PLR0913
     found = shrink_to(model, target, chosen, checked, inputs=inputs, progress=progress, memory=memory)
     if checked is None:
         return found.model, found.report
-    damage = Baseline(model, checked).damage(found.model)
-    remark = damage.remark("Keep more, or train the smaller model for some epochs.")
-    notes = (*found.report.notes, *([] if remark is None else [remark]))
-    return found.model, replace(found.report, damage=damage, notes=notes)
+    remedy = "Keep more, or train the smaller model for some epochs."
+    return found.model, Baseline(model, checked).with_damage(found.report, remedy, found.model)
 
 
 def shrink_to(

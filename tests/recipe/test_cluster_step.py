@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from backends import converts, tensorflow_only
 from networks import dense_network
-from tiny_recipes import one_shot, recipe
+from tiny_recipes import mistake_in, one_shot, recipe
 
 from prunekit.recipe.run.runner import compress, plan
 from prunekit.recipe.text.loader import RecipeError, load_recipe
@@ -14,14 +14,6 @@ pytestmark = pytest.mark.every_backend
 
 TRAIN = {"train": {"epochs": 1}}
 NAMES = ("hidden", "second", "logits")
-TEXT = """\
-version: 1
-model: {builtin: digits-cnn}
-data: {builtin: digits}
-compile: {optimizer: adam}
-steps:
-  - STEP
-"""
 MISTAKES = {
     "one value": ("cluster: {clusters: 1}", "6:25", "expected the number of values of a weight, 2 to 256"),
     "a pattern's": ("cluster: {clusters: {head: many}}", "6:25", "or numbers by patterns of layers"),
@@ -43,11 +35,8 @@ def cluster(**settings):
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_has_its_place(tmp_path, name):
     step, place, message = MISTAKES[name]
-    path = tmp_path / "r.yaml"
-    path.write_text(TEXT.replace("STEP", step))
-    with pytest.raises(RecipeError) as caught:
-        load_recipe(path)
-    assert f"r.yaml:{place}: " in str(caught.value) and message in str(caught.value)
+    found = mistake_in(step, tmp_path)
+    assert f"r.yaml:{place}: " in found and message in found
 
 
 @pytest.mark.one_backend

@@ -4,22 +4,14 @@ import keras
 import numpy as np
 import pytest
 from networks import dense_network
-from tiny_recipes import one_shot, recipe
+from tiny_recipes import mistake_in, one_shot, recipe
 
 from prunekit.recipe.run.runner import compress, plan
-from prunekit.recipe.text.loader import RecipeError, load_recipe
+from prunekit.recipe.text.loader import RecipeError
 
 pytestmark = pytest.mark.every_backend
 
 TRAIN = {"train": {"epochs": 1}}
-TEXT = """\
-version: 1
-model: {builtin: digits-cnn}
-data: {builtin: digits}
-compile: {optimizer: adam}
-steps:
-  - STEP
-"""
 MISTAKES = {
     "no target": ("factorize: {}", "6:16", "parameters"),
     "two": ("factorize: {rank: 4, energy: 0.9}", "6:34", "rank and energy"),
@@ -37,11 +29,8 @@ def network():
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_has_its_place(tmp_path, name):
     step, place, message = MISTAKES[name]
-    path = tmp_path / "r.yaml"
-    path.write_text(TEXT.replace("STEP", step))
-    with pytest.raises(RecipeError) as caught:
-        load_recipe(path)
-    assert f"r.yaml:{place}" in str(caught.value) and message in str(caught.value)
+    found = mistake_in(step, tmp_path)
+    assert f"r.yaml:{place}" in found and message in found
 
 
 @pytest.mark.one_backend

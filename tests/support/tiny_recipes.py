@@ -6,9 +6,30 @@ from backends import sync_model_state
 
 from prunekit.anatomy.files.digests import weight_arrays
 from prunekit.recipe.run.runner import compress
+from prunekit.recipe.text.loader import RecipeError, load_recipe
 
 SCHEDULE = {"type": "polynomial_decay", "final_sparsity": 0.8, "end": {"epochs": 1.5}, "frequency": 2}
 COMPILE = {"optimizer": {"name": "adam", "learning_rate": 0.01}, "batch_size": 16, "from_logits": True}
+
+
+# Its steps begin in line 6, column 5.
+FILE = """\
+version: 1
+model: {builtin: digits-cnn}
+data: {builtin: digits}
+compile: {optimizer: adam}
+steps:
+  - STEP
+"""
+
+
+def mistake_in(step, folder):
+    """The message that refuses a recipe file, r.yaml, with this step."""
+    path = folder / "r.yaml"
+    path.write_text(FILE.replace("STEP", step))
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    return str(caught.value)
 
 
 def recipe(*steps, **others):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -24,6 +25,9 @@ EXAMPLES, _VALUES = 512, 1 << 26
 _EAGER = 1 << 18
 # Bytes of the largest output of a layer that is in memory at once.
 _AT_ONCE = 1 << 25
+
+
+Reported = TypeVar("Reported", bound=Any)
 
 
 class Baseline:
@@ -95,6 +99,19 @@ class Baseline:
             self._metric_changes(changed, self.changed),
             self._problem,
         )
+
+    def with_damage(self, report: Reported, remedy: str, model: Any = None) -> Reported:
+        """Returns a report with the change of metrics and outputs, and a remark where much was lost.
+
+        Args:
+            report: A frozen report with `damage` and `notes`.
+            remedy: What to try next, as a sentence.
+            model: As for `damage`.
+        """
+        damage = self.damage(model)
+        remark = damage.remark(remedy)
+        notes = (*report.notes, *([] if remark is None else [remark]))
+        return replace(report, damage=damage, notes=notes)
 
     def error(self) -> float:
         """Returns the error of the outputs of the model with other values of its variables; see `output_error`."""

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from prunekit.core.runtime import backend, jax_state, patching
 from prunekit.core.runtime.optimizers import parts_of
+from prunekit.sparsity.array_ops import array_of
 
 
 @contextlib.contextmanager
@@ -52,6 +54,28 @@ def joined(model: Any, optimizers: Sequence[Any], variables: Sequence[Any], trai
                 wrap = functools.partial(split.applying_purely, optimizer)
                 stack.enter_context(patching.wrapped(optimizer, "stateless_apply", wrap))
         yield
+
+
+def exchange(one: Any, other: Any, names: Sequence[str]) -> None:
+    """Gives two objects the variables of each other, and the trainers of these; values stay in place.
+
+    So what was traced with the variables of one serves the other.
+
+    Args:
+        one: An object with a `trainer`.
+        other: Another one, with variables of the same shapes and a trainer of the same kind.
+        names: Attributes that hold variables.
+    """
+    pairs = [(getattr(one, name), getattr(other, name)) for name in names]
+    pairs += zip(*(getattr(each.trainer, "variables", ()) for each in (one, other)), strict=True)
+    for mine, its in pairs:
+        first, second = np.array(array_of(mine)), np.array(array_of(its))
+        mine.assign(second)
+        its.assign(first)
+    for name in (*names, "trainer"):
+        mine, its = getattr(one, name), getattr(other, name)
+        setattr(one, name, its)
+        setattr(other, name, mine)
 
 
 def trainer_for(optimizers: Sequence[Any], variables: Sequence[Any], make: Callable[..., Any]) -> Any:

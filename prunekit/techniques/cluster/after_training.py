@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -206,15 +206,3 @@ def row_of(one: Clusterable, value: np.ndarray, books: Codebooks, error: float) 
     return ClusteredWeight(
         one.target.name, tuple(one.target.shape), values, one.channels.count, zeros, entropy(value), error
     )
-
-
-def with_damage(report: ClusterReport, baseline: Any) -> ClusterReport:
-    """Returns the report with what changed on the data, and a remark where that is much.
-
-    Args:
-        report: The report.
-        baseline: `Baseline` of the model before.
-    """
-    damage = baseline.damage()
-    remark = damage.remark("Take more clusters, a codebook for each channel, or exclude the layers of large errors.")
-    return replace(report, damage=damage, notes=(*report.notes, *([] if remark is None else [remark])))

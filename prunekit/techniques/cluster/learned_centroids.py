@@ -14,6 +14,7 @@ from keras import ops
 from prunekit.core.runtime import backend
 from prunekit.core.runtime.compilation import shared_in_traces
 from prunekit.core.runtime.variable_values import full_value
+from prunekit.core.training.joined_variables import exchange
 from prunekit.sparsity.array_ops import array_of, split_at
 from prunekit.techniques.cluster.codebooks import Codebooks, without_zeros
 
@@ -69,18 +70,7 @@ class LearnedCentroids:
         Args:
             other: Centroids of the same weights and numbers, with a trainer of the same kind.
         """
-        for one, two in zip(self._state, other._state, strict=True):
-            first, second = np.array(array_of(one)), np.array(array_of(two))
-            one.assign(second)
-            two.assign(first)
-        for name in ("_tables", "_warmth", "trainer"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            setattr(self, name, theirs)
-            setattr(other, name, mine)
-
-    @property
-    def _state(self) -> list[Any]:
-        return [self._tables, self._warmth, *getattr(self.trainer, "variables", ())]
+        exchange(self, other, ("_tables", "_warmth"))
 
     def serves(self, other: LearnedCentroids) -> bool:
         """Returns True if a trace of one is a trace of the other, given its variables."""

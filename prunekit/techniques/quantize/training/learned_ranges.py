@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from prunekit.core.runtime.variable_values import full_value
+from prunekit.core.training.joined_variables import exchange
 from prunekit.sparsity.array_ops import array_of, split_at
 from prunekit.techniques.quantize.grids.fake_quantization import fake_quantized
 from prunekit.techniques.quantize.grids.grids import SMALLEST_SCALE, Grid, IntegerFormat
@@ -70,18 +71,7 @@ class LearnedRanges:
         Args:
             other: Ranges of the same number of scales, with a trainer of the same kind.
         """
-        for one, two in zip(self._state, other._state, strict=True):
-            first, second = np.array(array_of(one)), np.array(array_of(two))
-            one.assign(second)
-            two.assign(first)
-        for name in ("_changes", "_starts", "_zero_points", "trainer"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            setattr(self, name, theirs)
-            setattr(other, name, mine)
-
-    @property
-    def _state(self) -> list[Any]:
-        return [self._changes, self._starts, self._zero_points, *getattr(self.trainer, "variables", ())]
+        exchange(self, other, ("_changes", "_starts", "_zero_points"))
 
     def for_pass(self) -> GridRounding:
         """Returns what rounds in one forward pass, differentiable with respect to the variable."""
