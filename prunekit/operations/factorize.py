@@ -33,11 +33,11 @@ def factorize(  # noqa: PLR0913
 ) -> tuple[Any, FactorizeReport]:
     """Replaces layers by two of low rank; returns (a smaller model, its report). The given model is not changed.
 
-    A Dense layer from 800 to 500 becomes one from 800 to 64 and one from 64 to 500. Two become Dense and EinsumDense
-    layers, also those of attentions, convolutions (k x k to a few channels, then 1 x 1), and tables; what would not
-    become smaller, and layers of other kinds, stay. The new model has the same inputs and outputs, loads without
-    prunekit, and keeps names, compile settings and the optimizer's state of the other weights, so that training goes
-    on.
+    A Dense layer from 800 to 500 becomes one from 800 to 64 and one from 64 to 500. Factorized are Dense and
+    EinsumDense layers, also those inside attentions, convolutions (k x k to a few channels, then 1 x 1), and embedding
+    tables; layers that would not become smaller, and layers of other kinds, stay as they are. The new model has the
+    same inputs and outputs, loads without prunekit, and keeps names, compile settings and the optimizer's state, so
+    that training goes on.
 
     Args:
         model: A built Keras model.

@@ -101,7 +101,7 @@ def _cell(one: dict[str, Any]) -> str:
 def page(results: Results) -> str:
     """Returns the page as Markdown."""
     lines = [
-        "| network (dense) | share of the parameters | layers that became two | MACs left | accuracy | without data |",
+        "| network (dense) | share of the parameters | factorized layers | MACs left | accuracy | without data |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     ratios = []

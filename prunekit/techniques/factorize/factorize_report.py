@@ -14,7 +14,7 @@ from prunekit.anatomy.records.sections import Column, Section
 
 @dataclass(frozen=True)
 class FactorizedLayer(Record):
-    """One layer that became two.
+    """One factorized layer.
 
     Attributes:
         name: Name of its weight.
@@ -46,7 +46,7 @@ class FactorizeReport(Displayed):
 
     Attributes:
         model_name: Name of the model.
-        layers: The layers that became two.
+        layers: The factorized layers.
         skipped: Weights that stay as they are, with reasons.
         parameters: Number of parameters (before, after).
         macs: Multiply-accumulates of one example (before, after); None if unknown.
@@ -96,7 +96,7 @@ class FactorizeReport(Displayed):
                 rows,
                 explanation="Error: squared change of the layer's outputs on the inputs that were read, relative to "
                 "the squared outputs.",
-                notes=self.notes if rows else ("No layer became two.", *self.notes),
+                notes=self.notes if rows else ("No layer was factorized.", *self.notes),
             )
         )
         if self.skipped:

@@ -31,7 +31,7 @@ _PRUNED = 0.01
 
 @dataclass(frozen=True, eq=False)
 class FactorizedModel:
-    """A model of which layers became two.
+    """A factorized model.
 
     Attributes:
         model: The model.
@@ -43,7 +43,7 @@ class FactorizedModel:
 
 
 def candidates(model: Any, options: FactorizeOptions) -> tuple[list[Target], list[Skipped]]:
-    """Returns the weights that can be two, and the others with reasons.
+    """Returns the weights that can be factorized, and the others with reasons.
 
     Raises:
         TypeError: `model` is not a Keras 3 model.
@@ -81,7 +81,7 @@ def factorize_model(
     memory: float = MEMORY,
     progress: Progress | None = None,
 ) -> FactorizedModel:
-    """Returns a model of which layers became two, with its report. The given model is not changed.
+    """Returns a factorized model with its report. The given model is not changed.
 
     Args:
         model: A built model.
@@ -99,7 +99,7 @@ def factorize_model(
     check_off_grids(model, "A factorization", "Factorize first, then quantize.")
     check_finite(targets)
     if not targets:
-        raise ValueError(f"The model {model.name!r} has no layer that can be two. Received: {_listed(skipped)}.")
+        raise ValueError(f"The model {model.name!r} has no layer that can be factorized. Received: {_listed(skipped)}.")
     fitting, sizes = Fitting(model, targets, options, data, memory, progress), Sizes(model)
     curves = sizes.curves(targets, fitting.errors())
     choice = choose(model, targets, curves, target, sizes, measure)

@@ -39,7 +39,7 @@ class Pair:
 
 
 def refusal(target: Target) -> str | None:
-    """Returns why a weight cannot be two; None if it can."""
+    """Returns why a weight cannot be factorized; None if it can."""
     layer = target.layer
     if target.role == "embedding":
         return None if is_table(layer) else f"prunekit has no rule for {type(layer).__name__}"

@@ -39,7 +39,7 @@ def with_pairs(model: Any, chosen: Sequence[Target], found: Found) -> tuple[Any,
 
     Args:
         model: The model.
-        chosen: The weights that become two.
+        chosen: The weights that are factorized.
         found: Their factors.
     """
     graph = LayerGraph(model, _Opened(model, chosen))

@@ -26,7 +26,7 @@ class FactorizeKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class FactorizeOptions:
-    """Which layers become two, and how their factors are found.
+    """Which layers are factorized, and how.
 
     Args:
         correct_biases: True: factors are fitted to the deviations of a layer's outputs from their means, and its bias

@@ -29,7 +29,7 @@ class Choice:
     """The ranks of a model.
 
     Attributes:
-        ranks: Name of a weight that becomes two -> its rank.
+        ranks: Name of a factorized weight -> its rank.
         left: The weights that stay as they are, with reasons.
         measured: The measured size; None for a target that is calculated.
     """
@@ -91,7 +91,7 @@ def choose(
 
     Args:
         model: The model.
-        targets: The weights that can be two.
+        targets: The weights that can be factorized.
         curves: What each loses and costs.
         target: How small the layers become.
         sizes: What the model costs.
@@ -130,11 +130,11 @@ def _energy_ranks(curves: Mapping[str, Curve], energy: float) -> Choice:
         for name, rank in ranks.items()
         if rank is None
     ]
-    return Choice(_two(ranks), left)
+    return Choice(_factorized(ranks), left)
 
 
-def _two(ranks: Ranks) -> Ranks:
-    """Returns the ranks of the weights that become two."""
+def _factorized(ranks: Ranks) -> Ranks:
+    """Returns the ranks of the factorized weights."""
     return {name: rank for name, rank in ranks.items() if rank is not None}
 
 
@@ -185,7 +185,9 @@ class _Budget:
                 f"{self._target.measure}={share:g} cannot be reached: with rank 1 everywhere "
                 f"{(self._fixed + least) / self._total:.3f} is left. Pass a larger share, or prune or shrink the model."
             )
-        return Choice(_two(ranks), [self._reason(name) for name in self._curves if ranks.get(name) is None], measured)
+        return Choice(
+            _factorized(ranks), [self._reason(name) for name in self._curves if ranks.get(name) is None], measured
+        )
 
     def _at(self, share: float) -> Ranks | None:
         return for_budget(list(self._usable.values()), share * self._total - self._fixed, self._price)
