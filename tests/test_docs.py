@@ -110,11 +110,9 @@ def test_links_inside_the_repository_lead_somewhere(page):
             r"Cells run: ([\d,]+) of .*Values checked at pruned positions, in weights and slots: ([\d,]+)\.",
         ),
         ("benchmarks", r"adds to its step:.*?\| prunekit \| (\d+).*?\| tensorflow-model-optimization \| (\d+)"),
-        ("benchmarks", r"\| prunekit, frequency 100 (?:\|[^|]*){4}\| (\S+)"),
-        ("benchmarks", r"\| tensorflow-model-optimization, frequency 100 (?:\|[^|]*){4}\| (\S+)"),
         ("measured/quantization", r"ResNet-8 \| 4-bit[^|]* nearest \| (\S+).*?ResNet-8 \| 4-bit[^|]* GPTQ \| (\S+)"),
     ],
-    ids=["leaks", "mask update", "step", "step of tfmot", "few bits"],
+    ids=["leaks", "mask update", "few bits"],
 )
 def test_the_figures_of_the_readme_are_the_measured_ones(page, pattern):
     measured = re.search(pattern, (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL).groups()
