@@ -12,6 +12,7 @@ from leak_checks import Checker, Leak, Spy, read
 from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.operations.quantization_training import Quantizer
 from prunekit.sparsity.schedules import ConstantSparsity, PolynomialDecay
+from prunekit.techniques.cluster.cluster_callback import ClusterCallback
 from prunekit.techniques.pruning.training.callbacks import PruningCallback
 from prunekit.techniques.pruning.training.pruner import Pruner
 
@@ -20,8 +21,9 @@ SCHEDULE = PolynomialDecay(initial_sparsity=0.3, final_sparsity=0.85, begin_step
 UPDATES, BATCH = 12, 4
 # Pruned, dense, pruned from step 8 on.
 PHASES = ConstantSparsity(0.85, begin_step=0, end_step=8, frequency=4)
-# Quantization begins between two mask updates, and batch normalizations would be frozen after the last.
-QUANTIZED = "quantized "
+# Quantization and clusters begin between two mask updates, and batch normalizations would be frozen after the last.
+QUANTIZED, CLUSTERED = "quantized ", "clustered "
+CLUSTERS = 4
 BEGIN, FREEZE = 2, 10
 
 
@@ -109,12 +111,16 @@ def _fit(model, data, cell, checker: Checker | None) -> None:
             # Rounding makes zeros of small weights at the end.
             checker.rounds = True
             callbacks.insert(1, QuantizationCallback(data, bits=4, begin_step=BEGIN, freeze_step=FREEZE))
+        if cell.loop.startswith(CLUSTERED):
+            callbacks.insert(1, ClusterCallback(CLUSTERS, begin_step=BEGIN))
     # Two epochs, so that something happens between them.
     half = [array[: len(array) // 2] for array in (*data[0], data[1])]
     former = model.train_function
     model.fit(half[:2], half[2], batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
     if checker:
         checker.both(pruning.pruner, "after fit")
+        if cell.loop.startswith(CLUSTERED) and len(np.unique(read(checker.weights["hidden"]))) > CLUSTERS + 1:
+            raise Leak(f"hidden has more than {CLUSTERS} values and 0")
     if former is not None and model.train_function is not former:
         raise Leak("the model's train function is not the one it had")
 
@@ -234,4 +240,5 @@ RUN: dict[str, Callable[..., None]] = {
     OWN_LOOP: _own_loop,
     f"{QUANTIZED}fit": _fit,
     f"{QUANTIZED}{OWN_LOOP}": _own_loop,
+    f"{CLUSTERED}fit": _fit,
 }

@@ -183,7 +183,7 @@ def _short_pairs(cell: Cell) -> set[tuple[str, str]]:
 
 def way_of(loop: str) -> str:
     """What prunes in the loop: the callback of `fit`, or a `Pruner`."""
-    return "callback" if loop in ("fit", "fit after fit", "custom train_step", "quantized fit") else "pruner"
+    return "callback" if loop in ("fit", "fit after fit", "custom train_step", "quantized fit", "clustered fit") else "pruner"
 
 
 def short_cover() -> list[Cell]:

@@ -87,7 +87,8 @@ loop, and on PyTorch also every optimizer with every variant. The loops there ar
 `train_on_batch`, a custom `train_step`, and a custom loop with `stateless_apply` or `backward()`.
 
 The loops "quantized fit" and "quantized tape" train the model on integers of 4 bits while its zeros grow: `fit` with a
-`QuantizationCallback`, and a custom loop with a `Quantizer`. They are part of the subset on each backend.
+`QuantizationCallback`, and a custom loop with a `Quantizer`. "Clustered fit" trains it on four values for each weight,
+with a `ClusterCallback`. All three are part of the subset on each backend.
 """
 LEGEND = """
 `LossScaleOptimizer` and `MultiOptimizer` wrap Adam and SGD here, and the variant applies to these inner optimizers.
