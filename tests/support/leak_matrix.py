@@ -183,7 +183,8 @@ def _short_pairs(cell: Cell) -> set[tuple[str, str]]:
 
 def way_of(loop: str) -> str:
     """What prunes in the loop: the callback of `fit`, or a `Pruner`."""
-    return "callback" if loop in ("fit", "fit after fit", "custom train_step", "quantized fit", "clustered fit") else "pruner"
+    in_fit = ("fit", "fit after fit", "custom train_step", "quantized fit", "clustered fit")
+    return "callback" if loop in in_fit else "pruner"
 
 
 def short_cover() -> list[Cell]:
