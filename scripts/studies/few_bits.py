@@ -9,6 +9,7 @@ import numpy as np
 
 import prunekit as pk
 from prunekit.delivery.litert.latency import input_arrays, measured_latencies, plain_file
+from prunekit.techniques.quantize.quantization_state import unique_weights
 from studies.quantization import EXAMPLES, NETWORKS, Study
 from studies.results import Results, measure_networks
 
@@ -23,8 +24,10 @@ BUDGETS = (0.25, 0.5)
 SIZES = (None, 128, 32)
 SECONDS = 10.0
 FLOAT = "float32"
-# Ends of the keys of results of groups, and of zeros and few bits in one call.
-GROUPS, ONE_CALL = ", groups", ", one call"
+# Prices of a bit, for networks with so many zeros before.
+PRICES, ZEROS = (0.0, 0.1, 0.2, 0.5, 1.0), (0.0, 0.9)
+# Ends of the keys of results of groups, of zeros and few bits in one call, and of prices of bits.
+GROUPS, ONE_CALL, PRICED = ", groups", ", one call", ", priced"
 PAGE = Path("docs/measured/few-bits.md")
 HEAD = f"""# Measured: few bits after training
 
@@ -122,6 +125,19 @@ class FewBits(Study):
         ratios = {str(size): latencies.share(number)[0] for number, size in enumerate(SIZES, 1)}
         return {**found, "time": ratios, "float bytes": len(plain_file(self._model, self.images[:1]))}
 
+    def priced(self) -> dict[str, Any]:
+        """Error, accuracy, zeros and bits of an ideal coder with prices of bits, by zeros before, bits and price."""
+        found = {}
+        for zeros in ZEROS:
+            for bits in BITS:
+                for price in PRICES:
+                    self._model.set_weights(self._weights)
+                    if zeros:
+                        pk.prune(self._model, zeros, self.images, criterion="sparsegpt", allocation="uniform")
+                    done = pk.quantize(self._model, self.images, bits=bits, activation_bits="float", rate=price)
+                    found[f"{zeros} {bits} {price}"] = {**self._measured(), **coded(done)}
+        return found
+
     def measure(self) -> dict[str, Any]:
         """Returns all other figures of the network."""
         keras.utils.set_random_seed(0)
@@ -133,6 +149,17 @@ class FewBits(Study):
             "methods": {str(bits): {method: self.rounded(bits, method) for method in METHODS} for bits in BITS},
             "mixed": {str(share): self.mixed(share) for share in BUDGETS},
         }
+
+
+def coded(integers: Any) -> dict[str, float]:
+    """Zeros of all weights, and bits of a weight that is coded by the frequencies of the codes of its kernel."""
+    size, bits, zeros = 0, 0.0, 0
+    for weight in unique_weights(integers.state.placement):
+        codes = integers.state.weights[id(weight.variable)].codes(np.asarray(weight.variable))
+        shares = np.unique(codes, return_counts=True)[1] / codes.size
+        bits -= codes.size * float((shares * np.log2(shares)).sum())
+        size, zeros = size + codes.size, zeros + int((codes == 0).sum())
+    return {"zeros": zeros / size, "bits": bits / size}
 
 
 def _cell(one: dict[str, float]) -> str:
@@ -175,7 +202,7 @@ def page(results: Results) -> str:
             lines.append(
                 f"| {title} | {one['bytes']:,} | {one['least']:,} / {one['most']:,} | {one['few']} | {_cell(one)} |"
             )
-    return "\n".join([*lines, *_of_groups(results)]) + "\n"
+    return "\n".join([*lines, *_of_groups(results), *_of_prices(results)]) + "\n"
 
 
 def _of_groups(results: Results) -> list[str]:
@@ -200,15 +227,37 @@ def _of_groups(results: Results) -> list[str]:
     return lines
 
 
+def _of_prices(results: Results) -> list[str]:
+    """Returns the lines about prices of bits."""
+    lines = ["", "## A price for bits", ""]
+    lines += [
+        '`pk.quantize(model, images, bits=bits, activation_bits="float", rate=rate)`, after',
+        '`pk.prune(model, zeros, images, criterion="sparsegpt", allocation="uniform")` where there are zeros before.',
+        "Error / accuracy, and the bits of a weight that is coded by the frequencies of the codes of its kernel.",
+        "",
+        "| network | zeros before | bits | rate | zeros | bits of a weight | error / accuracy |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, title in NETWORKS.items():
+        found = results.values.get(f"{name}{PRICED}", {})
+        for key, one in found.items():
+            zeros, bits, price = key.split()
+            lines.append(
+                f"| {title} | {float(zeros):.0%} | {bits} | {float(price):g} | {one['zeros']:.1%} | "
+                f"{one['bits']:.2f} | {_cell(one)} |"
+            )
+    return lines
+
+
 def _measured(name: str) -> dict[str, Any]:
-    kinds = {GROUPS: FewBits.groups, ONE_CALL: FewBits.one_call}
+    kinds = {GROUPS: FewBits.groups, ONE_CALL: FewBits.one_call, PRICED: FewBits.priced}
     end = next((end for end in kinds if name.endswith(end)), "")
     return kinds.get(end, FewBits.measure)(FewBits(name.removesuffix(end)))
 
 
 def main() -> None:
     """Measures what is missing, and writes the page."""
-    names = [f"{name}{end}" for end in ("", GROUPS, ONE_CALL) for name in NETWORKS]
+    names = [f"{name}{end}" for end in ("", GROUPS, ONE_CALL, PRICED) for name in NETWORKS]
     measure_networks(__doc__, names, PAGE, _measured, page)
 
 

@@ -304,20 +304,27 @@ for strategy in (None, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])):
     schedule = pk.schedules.PolynomialDecay(final_sparsity=0.5, end_step=10, frequency=2)
     # Statistics of a batch are those of a replica.
     callback = pk.QuantizationCallback(x[:64], bits=4, freeze_step=0)
-    callbacks = [pk.PruningCallback(schedule), callback]
+    callbacks = [pk.PruningCallback(schedule), CLUSTERS callback]
     model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0, callbacks=callbacks, validation_data=(x, y))
-    found.append([*model.get_weights(), *callback._run.work.values()])
+    found.append([*model.get_weights(), *callback._work.values()])
 print(max(np.abs(one - two).max() for one, two in zip(*found)), max(np.abs(one).max() for one in found[0][-7:]))
 """
 
 
 @tensorflow_only
 @pytest.mark.thorough
-def test_two_replicas_train_the_weights_and_ranges_of_one():
+@pytest.mark.parametrize(
+    "clusters", ["", "pk.ClusterCallback(8, begin_step=4),"], ids=["ranges", "clusters and ranges"]
+)
+def test_two_replicas_train_the_weights_and_ranges_of_one(clusters):
     path = os.pathsep.join([os.getcwd(), str(Path(__file__).parents[1] / "support")])
     environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(
-        [sys.executable, "-c", REPLICAS], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", REPLICAS.replace("CLUSTERS", clusters)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     difference, moved = map(float, done.stdout.split()[-2:])

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Discriminator, Tag
 
 from prunekit.recipe.settings.fields import EXAMPLES, Count, Memory, WeightPattern, WeightPatterns, refusal, shown
-from prunekit.recipe.settings.step_base import StepSettings, patterns_text
+from prunekit.recipe.settings.step_base import CODEBOOKS, Invariant, StepSettings, patterns_text
 from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.shorthands import Centroids, Clustering, Misfits
 
@@ -46,8 +46,7 @@ class Cluster(StepSettings):
 
     example: ClassVar[str] = "{clusters: 16}"
     changes_weights: ClassVar[bool] = True
-    leaves_values: ClassVar[str] = "cluster step gave the weights few different values"
-    is_held_in_training: ClassVar[bool] = True
+    leaves: ClassVar[Invariant | None] = CODEBOOKS
     clusters: Annotated[Clusters, BeforeValidator(_clusters)] = 16
     granularity: Annotated[int | str, BeforeValidator(_granularity)] = "tensor"
     method: Clustering = "auto"

@@ -152,7 +152,7 @@ class Expect(StepSettings):
         if not any(step.prunes for step in earlier):
             for name in self.given("sparsity"):
                 raise refusal(f"{name!r} can be measured only after a prune step.", name)
-            changed = any(step.returns_new_model or step.leaves_values for step in earlier)
+            changed = any(step.returns_new_model or step.leaves for step in earlier)
             for name in [] if changed else self.given("drop"):
                 raise refusal(
                     f"{name!r} can be measured only after a prune step, a step that makes the model smaller, or a "

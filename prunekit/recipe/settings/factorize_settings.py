@@ -1,6 +1,5 @@
 """Settings of the step kind factorize. Reads no file and imports neither Keras nor NumPy."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Discriminator, Tag, model_validator
@@ -16,7 +15,7 @@ from prunekit.recipe.settings.fields import (
     shown,
 )
 from prunekit.recipe.settings.shrink_settings import Share
-from prunekit.recipe.settings.step_base import StepSettings, patterns_text
+from prunekit.recipe.settings.step_base import RANKS, Invariant, StepSettings, patterns_text
 from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.shorthands import TARGETS
 
@@ -60,6 +59,9 @@ class Factorize(StepSettings):
 
     example: ClassVar[str] = "{parameters: 0.5}"
     changes_weights: ClassVar[bool] = True
+    leaves: ClassVar[Invariant | None] = RANKS
+    # The factors of a pruned weight are dense.
+    keeps: ClassVar[frozenset[Invariant]] = frozenset({RANKS})
     returns_new_model: ClassVar[bool] = True
     parameters: Share | None = None
     macs: Share | None = None
@@ -83,15 +85,6 @@ class Factorize(StepSettings):
         """Name and value of the target."""
         (name,) = self.given(*TARGETS)
         return name, getattr(self, name)
-
-    def check(self, earlier: Sequence[Any]) -> None:
-        """Refuses weights on grids and clusters, and weights that an earlier step prunes: factors would be dense."""
-        super().check(earlier)
-        if any(step.prunes for step in earlier):
-            raise refusal(
-                "an earlier step prunes, and the factors of a pruned weight are dense. Write the prune step after this "
-                "one."
-            )
 
     def text(self) -> str:
         """Returns target and layers."""

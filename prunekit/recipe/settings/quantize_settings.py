@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from prunekit.delivery.reports.rows import INTEGER_FORMAT
-from prunekit.recipe.settings.cluster_settings import Cluster
 from prunekit.recipe.settings.fields import (
     EXAMPLES,
     Count,
@@ -22,13 +21,22 @@ from prunekit.recipe.settings.fields import (
     refusal,
     shown,
 )
-from prunekit.recipe.settings.step_base import StepSettings, epochs_text, patterns_text
+from prunekit.recipe.settings.step_base import (
+    CODEBOOKS,
+    GRIDS,
+    RANKS,
+    ZEROS,
+    Invariant,
+    StepSettings,
+    epochs_text,
+    patterns_text,
+)
 from prunekit.recipe.settings.step_settings import checked_pattern
 from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.shorthands import ActivationBits, Misfits, Rounding
 
 # Settings with which equal weights of a channel may become different.
-_UNEQUAL = ("budget", "drop", "group_size", "method", "equalize", "sparsity")
+_UNEQUAL = ("budget", "drop", "group_size", "method", "equalize", "rate", "sparsity")
 _UNEQUAL_IN_TRAINING = ("group_size",)
 # Ends of the names of the files, by the activations.
 _ENDINGS = {8: "", 16: "-activations16", "float": "-weights"}
@@ -109,7 +117,8 @@ class Quantize(StepSettings):
         "calibration": "examples",
     }
     changes_weights: ClassVar[bool] = True
-    leaves_values: ClassVar[str] = "quantize step put the weights on integer grids and wrote their file"
+    leaves: ClassVar[Invariant | None] = GRIDS
+    keeps: ClassVar[frozenset[Invariant]] = frozenset({ZEROS, RANKS, CODEBOOKS})
     epochs: Epochs | None = None
     learning_rate: Positive | None = None
     begin_epoch: Annotated[int, Field(ge=0)] = 0
@@ -123,6 +132,7 @@ class Quantize(StepSettings):
     activation_ranges: RangeRule = "mse"
     correct_biases: bool | None = None
     equalize: bool = False
+    rate: Annotated[float, Field(ge=0, lt=100, allow_inf_nan=False)] = 0.0
     sparsity: Sparsity | None = None
     pattern: Annotated[str, AfterValidator(checked_pattern)] = "unstructured"
     sparse: bool = False
@@ -142,7 +152,7 @@ class Quantize(StepSettings):
                 if self._is_given(name):
                     raise refusal(f"{name} is about a training on integers: write epochs, too.", name)
             return self
-        for name in ("method", "correct_biases", "equalize", "sparsity", "pattern"):
+        for name in ("method", "correct_biases", "equalize", "rate", "sparsity", "pattern"):
             if self._is_given(name):
                 raise refusal(f"{name} is about rounding without training. Remove it, or remove epochs.", name)
         if self._is_given("memory") and not self.candidates:
@@ -224,15 +234,14 @@ class Quantize(StepSettings):
 
     def check(self, earlier: Sequence[Any]) -> None:
         """Refuses weights on grids, and weights of few values where rounding makes equal ones different."""
-        others = [step for step in earlier if not isinstance(step, Cluster)]
-        super().check(others)
+        super().check(earlier)
         given = self.fewest_bits
         bits = [one for one in (given.values() if isinstance(given, dict) else [given]) if one != "float"]
         if self.trains:
             changed = [name for name in _UNEQUAL_IN_TRAINING if self._is_given(name)]
         else:
             changed = [*filter(self._is_given, _UNEQUAL)] or (["bits"] if any(one != 8 for one in bits) else [])
-        if changed and len(others) < len(earlier):
+        if changed and any(step.leaves == CODEBOOKS for step in earlier):
             remedy = "" if self.trains else " After it, 8 bits take the nearest steps, and other bits need epochs."
             raise refusal(
                 f"{changed[0]!r} makes weights different that an earlier cluster step made equal.{remedy} Leave it "
@@ -285,6 +294,7 @@ class Quantize(StepSettings):
         parts = [f"{self.bits_text}{groups}{zeros}, {activations} activations"]
         if self.epochs is None:
             parts += [f"method {self.method}", *(["equalized"] if self.equalize else [])]
+            parts += [f"rate {self.rate:g}"] if self.rate else []
         else:
             parts.append(epochs_text(self.epochs))
             parts += [f"on integers after {self.begin_epoch}"] if self.begin_epoch else []

@@ -16,7 +16,7 @@ from prunekit.recipe.settings.fields import (
     refusal,
     registered,
 )
-from prunekit.recipe.settings.step_base import Bounds, StepSettings
+from prunekit.recipe.settings.step_base import ZEROS, Bounds, Invariant, StepSettings
 from prunekit.recipe.settings.step_settings import (
     Prune,
     checked_pattern,
@@ -35,7 +35,7 @@ class Rounds(StepSettings):
     example: ClassVar[str] = "{rounds: 5, sparsity: 0.8, epochs_per_round: 10}"
     former: ClassVar[Mapping[str, str]] = {"number": "rounds"}
     changes_weights: ClassVar[bool] = True
-    prunes: ClassVar[bool] = True
+    leaves: ClassVar[Invariant | None] = ZEROS
     rounds: Annotated[int, Field(ge=1, le=1000)]
     sparsity: Sparsity
     epochs_per_round: Epochs

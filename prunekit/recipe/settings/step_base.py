@@ -1,11 +1,33 @@
 """The base class of the settings of all step kinds, and what several of them have. Reads no file."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import model_validator
 
 from prunekit.recipe.settings.fields import Settings, refusal
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """What a step leaves in the weights, and what each later step keeps or is refused for.
+
+    Attributes:
+        name: Name in the plural, such as "zeros".
+        step: Kind of the step that leaves it.
+        made: What this step did: "made weights zero".
+    """
+
+    name: str
+    step: str
+    made: str
+
+
+ZEROS = Invariant("zeros", "prune", "made weights zero")
+RANKS = Invariant("ranks", "factorize", "put two layers of low rank in the place of one")
+CODEBOOKS = Invariant("codebooks", "cluster", "gave the weights few different values")
+GRIDS = Invariant("grids", "quantize", "put the weights on integer grids and wrote their file")
 
 
 class StepSettings(Settings):
@@ -14,19 +36,16 @@ class StepSettings(Settings):
     Attributes:
         changes_weights: True if the step may change weights: the model is evaluated after it, unless the step returns
             metrics, and `verify` repeats it.
-        prunes: True if the step prunes the weights of its `include` and `exclude` to its `final_sparsity`.
         returns_new_model: True if the step may replace the model by another object.
-        leaves_values: What the step did with the weights that no later step may change, with its kind first: "quantize
-            step put the weights on integer grids". "" = later steps may change them.
-        is_held_in_training: True if trainings hold what `leaves_values` says, as they hold zeros.
+        leaves: What the step leaves in the weights; None = nothing that a later step could destroy.
+        keeps: What the step keeps of that which earlier steps left. Masks keep zeros in every training.
         checkpointed: True if a checkpoint follows the step. False suits steps that cost next to nothing to repeat.
     """
 
     changes_weights: ClassVar[bool] = False
-    prunes: ClassVar[bool] = False
     returns_new_model: ClassVar[bool] = False
-    leaves_values: ClassVar[str] = ""
-    is_held_in_training: ClassVar[bool] = False
+    leaves: ClassVar[Invariant | None] = None
+    keeps: ClassVar[frozenset[Invariant]] = frozenset({ZEROS, RANKS})
     checkpointed: ClassVar[bool] = True
 
     def text(self) -> str:
@@ -38,24 +57,22 @@ class StepSettings(Settings):
 
         The path begins at the settings.
         """
-        changed = [
-            step for step in earlier if step.leaves_values and not (self.holds_values and step.is_held_in_training)
-        ]
-        before = changed[0] if changed and self.changes_weights else None
-        if before is not None:
+        left = [step.leaves for step in earlier if step.leaves is not None]
+        destroyed = next((one for one in left if one not in self.keeps), None)
+        if destroyed is not None and self.changes_weights:
             raise refusal(
-                f"an earlier {before.leaves_values}, and this step changes them. Write the "
-                f"{before.leaves_values.partition(' ')[0]} step after this one."
+                f"an earlier {destroyed.step} step {destroyed.made}, and this step changes them. Write the "
+                f"{destroyed.step} step after this one."
             )
+
+    @property
+    def prunes(self) -> bool:
+        """True if the step prunes the weights of its `include` and `exclude` to its `final_sparsity`."""
+        return self.leaves == ZEROS
 
     @property
     def trains(self) -> bool:
         """True if the step runs the optimizer, so that it needs data and compile settings."""
-        return False
-
-    @property
-    def holds_values(self) -> bool:
-        """True if the step's training holds values of earlier steps."""
         return False
 
     @property

@@ -22,7 +22,16 @@ from prunekit.recipe.settings.fields import (
     shown,
 )
 from prunekit.recipe.settings.shrink_settings import PER_KIND, Shrink
-from prunekit.recipe.settings.step_base import Bounds, StepSettings, epochs_text, patterns_text
+from prunekit.recipe.settings.step_base import (
+    CODEBOOKS,
+    RANKS,
+    ZEROS,
+    Bounds,
+    Invariant,
+    StepSettings,
+    epochs_text,
+    patterns_text,
+)
 from prunekit.recipe.settings.timing import Duration, ScheduleSettings
 from prunekit.sparsity import shorthands
 from prunekit.sparsity.arguments import MEMORY
@@ -69,6 +78,7 @@ class Train(StepSettings):
 
     example: ClassVar[str] = "{epochs: 10}"
     changes_weights: ClassVar[bool] = True
+    keeps: ClassVar[frozenset[Invariant]] = frozenset({ZEROS, RANKS, CODEBOOKS})
     epochs: Epochs
     learning_rate: Positive | None = None
     keep_zeros: bool = True
@@ -93,11 +103,6 @@ class Train(StepSettings):
     @property
     def trains(self) -> bool:
         """True."""
-        return True
-
-    @property
-    def holds_values(self) -> bool:
-        """True: a cluster step may come before."""
         return True
 
 
@@ -135,7 +140,7 @@ class Prune(StepSettings):
     former: ClassVar[Mapping[str, str]] = {"calibration": "examples"}
     example: ClassVar[str] = "{sparsity: 0.5}"
     changes_weights: ClassVar[bool] = True
-    prunes: ClassVar[bool] = True
+    leaves: ClassVar[Invariant | None] = ZEROS
     gone: ClassVar[Mapping[str, str]] = {"compat": "policy: tfmot", "pooling": "pattern: block:4x1:max"}
     epochs: Epochs | None = None
     schedule: ScheduleSettings | None = None

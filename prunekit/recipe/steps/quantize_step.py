@@ -35,7 +35,7 @@ from prunekit.techniques.quantize.quantization_state import QuantizationState
 
 # Options besides those of training.
 _TRAINING_OPTIONS = tuple(TrainingKeywords.__annotations__)
-_OPTIONS_OF_ROUNDING = ("method", "correct_biases", "equalize", "sparsity", "pattern")
+_OPTIONS_OF_ROUNDING = ("method", "correct_biases", "equalize", "rate", "sparsity", "pattern")
 # Share of the step's progress after which bits are chosen.
 _CHOSEN = 0.3
 

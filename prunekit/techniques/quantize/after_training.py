@@ -214,6 +214,7 @@ class _Quantization(Preparation):
             method="gptq" if self._method == "gptq" else "nearest",
             corrects_biases=self._corrects_biases,
             damping=self.options.damping,
+            rate=self.options.rate,
         )
         work = LayerwiseRepair(self.model, fitted, rounder, self._progress, rest.values, self._memory)
         work.run(list(self.inputs()))

@@ -51,6 +51,7 @@ class RoundingKeywords(_SharedKeywords, total=False):
     correct_biases: bool | None
     equalize: bool
     damping: float
+    rate: float
     sparsity: float | None
     pattern: PatternName | Pattern
 
@@ -79,8 +80,8 @@ class QuantizationOptions:
         method: "nearest": each weight becomes the nearest value of its grid. "gptq": weights are rounded one input
             after another, and those that are not rounded yet make up for the error; reads data. "awq": channels with
             large activations are scaled, where the layers around them allow it, so that the nearest values keep the
-            outputs; reads data. "auto": "gptq" for fewer than 8 bits, or with `sparsity`; else "nearest". Without data,
-            "auto" reads synthetic inputs, or takes "nearest" where none can be made.
+            outputs; reads data. "auto": "gptq" for fewer than 8 bits, or with `sparsity` or `rate`; else "nearest".
+            Without data, "auto" reads synthetic inputs, or takes "nearest" where none can be made.
         weight_ranges: How the range of each output channel is chosen: "minmax"; "mse", the smallest mean squared error;
             "percentile:SHARE"; or a `RangeRule`. None = "minmax" for 8 bits, "mse" for fewer.
         activation_ranges: Likewise for tensors between layers.
@@ -89,6 +90,10 @@ class QuantizationOptions:
         equalize: True: before they are rounded, the weights that compute a channel and those that read it are given
             the same range (cross-layer equalization), which leaves the model's outputs as they are.
         damping: "gptq": fraction of the mean diagonal of the Hessian that is added to its diagonal.
+        rate: "gptq": price of a bit, for files that are entropy-coded (`pk.pack`, gzip): 0.1 or 0.2 for example. A
+            weight takes a code that is not the nearest one, most often 0, where the code is shorter by n bits and the
+            error of the layer's outputs grows by less than n * rate times that of one step of the grid; above 0.2 the
+            steps become longer, too. 0 = the nearest codes.
         sparsity: Fraction of the entries of all kernels and tables together that are zero at the end, in [0, 1): the
             model is pruned before it is rounded, as `pk.prune(model, sparsity, data)` does; entries that are zero
             count. None: entries that are zero stay so, and no others are chosen.
@@ -118,6 +123,7 @@ class QuantizationOptions:
     correct_biases: bool | None = None
     equalize: bool = False
     damping: float = DAMPING
+    rate: float = 0.0
     sparsity: float | None = None
     pattern: str | Pattern = "unstructured"
     include: Sequence[str] | str = ()
@@ -153,12 +159,24 @@ class QuantizationOptions:
             raise ValueError(f"`correct_biases` is True, False or None. Received: {self.correct_biases!r}.")
         if not isinstance(self.equalize, bool):
             raise ValueError(f"`equalize` is True or False. Received: {self.equalize!r}.")
-        if isinstance(self.damping, bool) or not isinstance(self.damping, Real) or not 0 <= self.damping < 100:
-            raise ValueError(f"`damping` is a fraction of the mean diagonal, in [0, 100). Received: {self.damping!r}.")
+        self._check_rounding()
         self._check_pruning()
         if self.weight_ranges is not None:
             object.__setattr__(self, "weight_ranges", as_range_rule(self.weight_ranges, "weight_ranges"))
         object.__setattr__(self, "activation_ranges", as_range_rule(self.activation_ranges, "activation_ranges"))
+
+    def _check_rounding(self) -> None:
+        for name, meaning in (
+            ("damping", "a fraction of the mean diagonal, in [0, 100)"),
+            ("rate", "the price of a bit, such as 0.1, in [0, 100)"),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 100:
+                raise ValueError(f"`{name}` is {meaning}. Received: {value!r}.")
+        if self.rate and self.method not in ("auto", "gptq"):
+            raise ValueError(
+                f'A price of bits is one of method="gptq". Received: rate={self.rate!r} and method={self.method!r}.'
+            )
 
     def _check_groups(self) -> None:
         if self.group_size is None:
@@ -231,13 +249,15 @@ class QuantizationOptions:
         return None if bits is None else IntegerFormat(bits, symmetric=bits == 16)
 
     @property
-    def _few_bits(self) -> bool:
-        return min([self.default_bits, *filter(None, self.patterns.values())]) < 8
+    def _reads_rows(self) -> bool:
+        """Whether "auto" rounds by GPTQ where there are data."""
+        return self.rate > 0 or min([self.default_bits, *filter(None, self.patterns.values())]) < 8
 
     @property
     def may_stand_in(self) -> bool:
-        """True if weights alone are rounded, to few bits, so that without data synthetic inputs are read."""
-        return self.activation_bits == FLOAT and self.method == "auto" and self.sparsity is None and self._few_bits
+        """True if weights alone are rounded by GPTQ, so that without data synthetic inputs are read."""
+        weights_alone = self.activation_bits == FLOAT and self.sparsity is None
+        return weights_alone and self.method == "auto" and self._reads_rows
 
     def with_data(self, data: Any) -> tuple[str, bool]:
         """Returns (method, whether biases are corrected) for these calibration data.
@@ -247,14 +267,15 @@ class QuantizationOptions:
         """
         method = self.method
         if method == "auto":
-            few = data is not None and self._few_bits
-            method = "gptq" if few or self.sparsity is not None else "nearest"
+            reads = data is not None and self._reads_rows
+            method = "gptq" if reads or self.sparsity is not None else "nearest"
         corrects = method == "gptq" if self.correct_biases is None else self.correct_biases
         needed = [
             text
             for needs, text in (
                 (self.activation_bits != FLOAT, f"activation_bits={self.activation_bits}"),
                 (self.sparsity is not None, f"sparsity={self.sparsity}"),
+                (self.rate > 0 and not self.may_stand_in, f"rate={self.rate}"),
                 (method in ("gptq", "awq"), f"method={method!r}"),
                 (corrects, "correct_biases=True"),
             )

@@ -1,6 +1,7 @@
 """What happens at each tensor and weight: observe, round, mark.
 
 - `gptq`: one input after another, the others make up
+- `rate`: likewise, with a price for bits
 - `rounding`: the seam: what is done while units run
 - `linear_units`: a linear layer with rounded weights
 - `lstm_units`: an LSTM as its kernel computes it

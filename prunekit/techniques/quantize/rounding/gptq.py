@@ -102,6 +102,7 @@ def rounded_matrix(
     scale: np.ndarray,
     form: IntegerFormat,
     mask: np.ndarray | None = None,
+    nearest: Rounding | None = None,
 ) -> np.ndarray:
     """Returns a matrix of grid values whose product with the inputs is close to that of `matrix`.
 
@@ -114,6 +115,7 @@ def rounded_matrix(
             (..., inputs, outputs) where groups of inputs have scales of their own (`Granularity.spread`).
         form: The codes, symmetric.
         mask: False = the weight becomes 0, shape (..., inputs, outputs); None = all weights are rounded.
+        nearest: Rounds the rows, in the order of the factor, to grid values; None = to the nearest ones.
 
     Returns:
         Shape (..., inputs, outputs), float32: `Grid.values` of the codes.
@@ -124,7 +126,7 @@ def rounded_matrix(
     Source: Frantar et al. 2022, arXiv:2210.17323, algorithm 1.
     """
     inputs = matrix.shape[-2]
-    nearest = rounding(factor.ordered(np.broadcast_to(scale, matrix.shape)), form)
+    nearest = nearest or rounding(factor.ordered(np.broadcast_to(scale, matrix.shape)), form)
     select = None if mask is None else _given(factor.ordered(mask))
     runs = [slice(start, min(start + _RUN, inputs)) for start in range(0, inputs, _RUN)]
     found, _ = reconstruct(factor.ordered(matrix), factor.factor, runs, select, nearest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from prunekit.core.statistics.layer_products import LayerProduct
 from prunekit.sparsity.reconstruction import DAMPING
 from prunekit.techniques.quantize.grids.grids import Granularity, Grid, IntegerFormat
 from prunekit.techniques.quantize.grids.ranges import RangeRule, grid_holding
-from prunekit.techniques.quantize.rounding.gptq import OrderedFactor, ordered_factor, rounded_matrix
+from prunekit.techniques.quantize.rounding.gptq import OrderedFactor, ordered_factor
+from prunekit.techniques.quantize.rounding.rate import rated_matrix, stretch
 
 
 class WeightRounder:
@@ -25,6 +27,7 @@ class WeightRounder:
         method: "nearest" or "gptq".
         corrects_biases: True if biases make up for the mean error of outputs.
         damping: Fraction of the mean diagonal of a Hessian that is added to its diagonal.
+        rate: "gptq": price of a bit; see `rated_matrix`.
 
     Attributes:
         grids: id of a variable -> the grid of the rounded weight.
@@ -38,9 +41,11 @@ class WeightRounder:
         method: str,
         corrects_biases: bool,
         damping: float = DAMPING,
+        rate: float = 0.0,
     ):
         self._targets, self._grid_of = targets, grid_of
         self._method, self._corrects_biases, self._damping = method, corrects_biases, damping
+        self._rate = rate
         self.grids: dict[int, Grid] = {}
 
     @property
@@ -73,7 +78,8 @@ class WeightRounder:
     ) -> np.ndarray:
         """Returns a kernel on its grid, from matrices of shape (groups, inputs, outputs); zeros where not `kept`."""
         scales, form = self._scales(index, product, np.where(kept, wanted, 0.0))
-        return product.kernel(rounded_matrix(wanted, factor, scales, form, kept))
+        rate = self._rate / stretch(self._rate) ** 2
+        return product.kernel(rated_matrix(wanted, factor, scales, form, kept, rate))
 
     def _scales(self, index: int, product: LayerProduct, matrices: np.ndarray) -> tuple[np.ndarray, IntegerFormat]:
         """Returns the scales of a kernel, one for each entry of its matrices, and its codes.
@@ -82,6 +88,9 @@ class WeightRounder:
         """
         kernel = product.kernel(matrices)
         grid = self._grid(index, kernel)
+        if stretch(self._rate) > 1:
+            grid = replace(grid, scale=(grid.scale * stretch(self._rate)).astype(grid.scale.dtype))
+            self.grids[id(self._targets[index].variable)] = grid
         return product.matrix(np.broadcast_to(grid.spread(kernel)[0], kernel.shape)), grid.format
 
     def _grid(self, index: int, weight: np.ndarray) -> Grid:
