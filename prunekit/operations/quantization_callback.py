@@ -9,7 +9,7 @@ from prunekit.keyword_options import keyword_options
 from prunekit.operations.quantization_training import QuantizationRun, training_options
 from prunekit.operations.quantize import QuantizationResult
 from prunekit.sparsity.arguments import whole
-from prunekit.techniques.quantize.options import FORMER, QuantizationOptions, TrainingKeywords
+from prunekit.techniques.quantize.options import FORMER, QuantizationOptions, TrainingKeywords, price_of_bits
 from prunekit.techniques.quantize.training.training import QuantizationTraining, learning_rate
 
 # Share of a training of known length after which batch normalizations use their moving statistics.
@@ -37,6 +37,8 @@ class QuantizationCallback(ScopedCallback):
         freeze_step: Optimizer update from which batch normalizations compute with their moving statistics, as in the
             file. None = after four fifths of the training; -1 = never.
         range_learning_rate: Learning rate of the ranges, about the largest relative change of a scale in one update.
+        rate: Price of a bit, for files that are entropy-coded (gzip), such as 0.01: the loss contains it
+            times the mean bits of a weight, the entropy of the codes.
         **options: `bits` (8), `activation_bits` (8, 16 or "float"), `group_size`, `weight_ranges`,
             `activation_ranges`, `include`, `exclude`, `misfits`, `full_integer`: see
             `pk.QuantizationOptions`.
@@ -63,6 +65,7 @@ class QuantizationCallback(ScopedCallback):
         begin_step: int = 0,
         freeze_step: int | None = None,
         range_learning_rate: float = 1e-3,
+        rate: float = 0.0,
         **options: Unpack[TrainingKeywords],
     ):
         super().__init__(begin_step, data)
@@ -74,7 +77,10 @@ class QuantizationCallback(ScopedCallback):
                 "Batch normalizations are frozen while the model trains on integers, so `freeze_step` is at least "
                 f"`begin_step`. Received: begin_step={self.begin_step}, freeze_step={self.freeze_step}."
             )
-        self._learning_rate = learning_rate("range_learning_rate", range_learning_rate)
+        self._training = {
+            "range_learning_rate": learning_rate("range_learning_rate", range_learning_rate),
+            "rate": price_of_bits(rate),
+        }
         self._run: QuantizationRun | None = None
 
     @property
@@ -83,7 +89,7 @@ class QuantizationCallback(ScopedCallback):
         return super().report
 
     def _work_on(self, model: Any) -> QuantizationTraining:
-        self._run = QuantizationRun(model, self._data, self.options, self._learning_rate)
+        self._run = QuantizationRun(model, self._data, self.options, **self._training)
         return self._run.work
 
     def _begin_work(self) -> None:

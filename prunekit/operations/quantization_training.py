@@ -37,10 +37,10 @@ def training_options(options: TrainingKeywords) -> QuantizationOptions:
 class QuantizationRun:
     """A quantization in training, and what its result is compared with."""
 
-    def __init__(self, model: Any, data: Any, options: QuantizationOptions, rate: float, optimizer: Any = None):
+    def __init__(self, model: Any, data: Any, options: QuantizationOptions, **training: Any):
         check_built(model)
         self.model = model
-        self.work = QuantizationTraining(model, options, data, optimizer=optimizer, range_learning_rate=rate)
+        self.work = QuantizationTraining(model, options, data, **training)
         self._data = None if data is None else CheckedData(model, data)
         self._samples = None if data is None else first_examples(self.work.inputs())
         self._before: list[np.ndarray] | None = None
@@ -86,6 +86,7 @@ class Quantizer:
         data: Calibration data, as `pk.quantize` takes them; None only with activation_bits="float".
         optimizer: The Keras optimizer of the loop, or a list of optimizers. None uses those of the model.
         range_learning_rate: As for `QuantizationCallback`.
+        rate: As for `QuantizationCallback`; add `model.losses` to the loss of your loop.
         **options: As for `QuantizationCallback`.
 
     Raises:
@@ -102,11 +103,14 @@ class Quantizer:
         optimizer: Any = None,
         *,
         range_learning_rate: float = 1e-3,
+        rate: float = 0.0,
         **options: Unpack[TrainingKeywords],
     ):
         chosen = training_options(options)
         chosen.with_data(data)
-        self._run = QuantizationRun(model, data, chosen, range_learning_rate, optimizer)
+        self._run = QuantizationRun(
+            model, data, chosen, optimizer=optimizer, range_learning_rate=range_learning_rate, rate=rate
+        )
         self.model = model
         if not self._run.work.optimizers:
             raise ValueError(

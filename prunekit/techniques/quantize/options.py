@@ -90,7 +90,7 @@ class QuantizationOptions:
         equalize: True: before they are rounded, the weights that compute a channel and those that read it are given
             the same range (cross-layer equalization), which leaves the model's outputs as they are.
         damping: "gptq": fraction of the mean diagonal of the Hessian that is added to its diagonal.
-        rate: "gptq": price of a bit, for files that are entropy-coded (`pk.pack`, gzip): 0.1 or 0.2 for example. A
+        rate: "gptq": price of a bit, for files that are entropy-coded (gzip): 0.1 or 0.2 for example. A
             weight takes a code that is not the nearest one, most often 0, where the code is shorter by n bits and the
             error of the layer's outputs grows by less than n * rate times that of one step of the grid; above 0.2 the
             steps become longer, too. 0 = the nearest codes.
@@ -166,13 +166,8 @@ class QuantizationOptions:
         object.__setattr__(self, "activation_ranges", as_range_rule(self.activation_ranges, "activation_ranges"))
 
     def _check_rounding(self) -> None:
-        for name, meaning in (
-            ("damping", "a fraction of the mean diagonal, in [0, 100)"),
-            ("rate", "the price of a bit, such as 0.1, in [0, 100)"),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 100:
-                raise ValueError(f"`{name}` is {meaning}. Received: {value!r}.")
+        _check_share("damping", self.damping, "a fraction of the mean diagonal")
+        price_of_bits(self.rate)
         if self.rate and self.method not in ("auto", "gptq"):
             raise ValueError(
                 f'A price of bits is one of method="gptq". Received: rate={self.rate!r} and method={self.method!r}.'
@@ -288,6 +283,21 @@ class QuantizationOptions:
                 'activation_bits="float".'
             )
         return method, corrects
+
+
+def price_of_bits(rate: Any) -> float:
+    """Returns a price of bits.
+
+    Raises:
+        ValueError: It is not a number in [0, 100).
+    """
+    _check_share("rate", rate, "the price of a bit, such as 0.1")
+    return float(rate)
+
+
+def _check_share(name: str, value: Any, meaning: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 100:
+        raise ValueError(f"`{name}` is {meaning}, in [0, 100). Received: {value!r}.")
 
 
 def _check_patterns(given: Mapping[Any, Any]) -> None:

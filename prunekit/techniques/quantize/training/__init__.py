@@ -1,6 +1,7 @@
 """Quantization-aware training.
 
 - `fit_watch`: tells that a `fit` left the grids
+- `code_lengths`: bits of entropy-coded weights, as a loss
 - `learned_ranges`: ranges that are trained
 - `training`: trains a model as its file will compute; the next `fit` reuses the trace
 

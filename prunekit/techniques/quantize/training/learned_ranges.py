@@ -89,6 +89,15 @@ class LearnedRanges:
             {key: (ops.reshape(scale, grid.scale.shape), grid.format) for key, scale, grid in rows},
         )
 
+    def steps(self, weight: RoundedWeight, value: Any) -> Any:
+        """Returns the value of a weight divided by its present scales, differentiable with respect to both."""
+        place = len(self._places) + self._weights.index(id(weight.variable))
+        own = slice(self._ends[place] - self.starts[place].scale.size, self._ends[place])
+        change = ops.convert_to_tensor(full_value(self._changes))[own]
+        scale = ops.exp(ops.clip(change, -_REACH, _REACH)) * ops.convert_to_tensor(full_value(self._starts))[own]
+        scale = ops.reshape(scale, self.starts[place].scale.shape)
+        return value / weight.granularity.spread(scale, tuple(value.shape))
+
     def grids(self) -> tuple[dict[SharedGrid, Grid], dict[int, Grid]]:
         """Returns the present grid of each range, and of each weight by the id of its variable."""
         change = np.exp(np.clip(array_of(self._changes).astype("float64"), -_REACH, _REACH))

@@ -11,19 +11,20 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.core.runtime import backend, jax_state
+from prunekit.core.runtime import backend, jax_state, patching
 from prunekit.core.runtime.optimizers import optimizers_for
 from prunekit.core.runtime.snapshot import Snapshot, arrays_under, lacking
 from prunekit.core.runtime.variable_values import assigned
 from prunekit.core.training.joined_variables import joined, trainer_for
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.grids.grids import PER_TENSOR, Granularity, Grid, IntegerFormat
-from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.options import QuantizationOptions, price_of_bits
 from prunekit.techniques.quantize.placement.rules import fixed_grid
 from prunekit.techniques.quantize.placement.units import SharedGrid
 from prunekit.techniques.quantize.preparation import Preparation
 from prunekit.techniques.quantize.quantization_state import QuantizationState
 from prunekit.techniques.quantize.rounding.simulation import simulated_calls
+from prunekit.techniques.quantize.training.code_lengths import BitPrice
 from prunekit.techniques.quantize.training.learned_ranges import LearnedRanges
 
 _KINDS = {"begun": bool, "frozen": bool}
@@ -46,11 +47,13 @@ class TracedRanges:
 
     Attributes:
         options: From which codes and placement follow.
+        rate: Price of a bit.
         ranges: The ranges that the trace was made with.
         variables: Their variables then.
     """
 
     options: QuantizationOptions
+    rate: float
     ranges: LearnedRanges
     variables: tuple[Any, ...]
 
@@ -74,6 +77,7 @@ class QuantizationTraining(Preparation):
         data: Calibration data, from which the ranges at the start are chosen.
         optimizer: The optimizer, or list of optimizers, of the loop; None for those of the model.
         range_learning_rate: Learning rate of the ranges: about the largest relative change of a scale in one update.
+        rate: Price of a bit: the loss contains it times the mean bits of a weight that is entropy-coded.
 
     Attributes:
         frozen: True once batch normalizations compute with their moving statistics.
@@ -92,9 +96,11 @@ class QuantizationTraining(Preparation):
         *,
         optimizer: Any = None,
         range_learning_rate: float = 1e-3,
+        rate: float = 0.0,
     ):
         super().__init__(model, options, data)
-        self._optimizer, self._rate = optimizer, learning_rate("range_learning_rate", range_learning_rate)
+        self._optimizer, self._rate = optimizer, price_of_bits(rate)
+        self._learning_rate = learning_rate("range_learning_rate", range_learning_rate)
         self._ranges: LearnedRanges | None = None
         self.frozen = False
         if not self.weights and not self.placement.ranges:
@@ -131,7 +137,7 @@ class QuantizationTraining(Preparation):
 
     def _train(self, ranges: dict[SharedGrid, Grid], weights: Sequence[Grid]) -> None:
         of_weights = {id(weight.variable): grid for weight, grid in zip(self.weights, weights, strict=True)}
-        make = functools.partial(keras.optimizers.Adam, learning_rate=self._rate)
+        make = functools.partial(keras.optimizers.Adam, learning_rate=self._learning_rate)
         with backend.variable_scope(self.model):
             self._ranges = LearnedRanges(self.formats, ranges, of_weights)
             self._ranges.trainer = trainer_for(self.optimizers, self._ranges.variables, make)
@@ -143,7 +149,22 @@ class QuantizationTraining(Preparation):
         with (
             simulated_calls(self.placement, ranges.for_pass, frozen=self.frozen),
             joined(self.model, self.optimizers, ranges.variables, ranges.trainer),
+            self._priced(ranges),
         ):
+            yield
+
+    @contextlib.contextmanager
+    def _priced(self, ranges: LearnedRanges) -> Iterator[None]:
+        """Inside the scope, `model.losses` contains the price of the bits of all weights."""
+        weights = self.weights if self._rate else []
+        total = sum(int(np.prod(one.variable.shape)) for one in weights)
+        with contextlib.ExitStack() as stack:
+            for weight in weights:
+                variable, form = weight.variable, IntegerFormat(self.bits[id(weight.variable)])
+                price = self._rate * int(np.prod(variable.shape)) / total
+                steps = functools.partial(ranges.steps, weight)
+                priced = BitPrice(price, steps, form, variable.regularizer)
+                stack.enter_context(patching.shadowed(variable, "_regularizer", priced))
             yield
 
     @contextlib.contextmanager
@@ -156,7 +177,7 @@ class QuantizationTraining(Preparation):
     def in_traces(self) -> TracedRanges:
         """Returns what a trace of a step contains beside the model."""
         ranges = self._known()
-        return TracedRanges(self.options, ranges, tuple(ranges.variables))
+        return TracedRanges(self.options, self._rate, ranges, tuple(ranges.variables))
 
     def take_over(self, traced: TracedRanges) -> bool:
         """Trains the variables that a former trace contains, from the present values; False if it does not fit.
@@ -165,7 +186,7 @@ class QuantizationTraining(Preparation):
         before goes on with others, of the same values.
         """
         ranges = self._known()
-        if traced.options != self.options:
+        if (traced.options, traced.rate) != (self.options, self._rate):
             return False
         if not traced.are_of(ranges) and traced.are_of(traced.ranges):
             ranges.exchange_variables(traced.ranges)
