@@ -1,5 +1,7 @@
 """Calls that are refused in one line: models that compute on integers, names that a call does not have, paths."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from networks import dense_network
@@ -99,7 +101,9 @@ def test_a_wrong_option_of_an_export_is_refused(options, message, tmp_path):
 def test_labels_beside_the_inputs_are_left_out(tmp_path):
     model = dense_network(8, hidden=6, out=3)
     alone, pair = (pk.export(model, tmp_path / "net.keras", data) for data in (X, (X, np.zeros(32))))
-    assert alone == pair and alone[0].status == "ok"
+    # A Keras file has the second in which it was written, and with it other bytes after gzip.
+    rows = [replace(one[0], gzip_bytes=0) for one in (alone, pair)]
+    assert rows[0] == rows[1] and alone[0].status == "ok"
     done = pk.quantize(model, X)
     alone, pair = (done.export(tmp_path / "net.keras", data=data) for data in (X, (X, np.zeros(32))))
     assert alone.simulation == pair.simulation
