@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from prunekit.operations.cluster import cluster as cluster
     from prunekit.operations.export import export as export
     from prunekit.operations.factorize import factorize as factorize
+    from prunekit.operations.pack import pack as pack, unpack as unpack
     from prunekit.operations.prune import prune as prune
     from prunekit.operations.prune_in_rounds import prune_in_rounds as prune_in_rounds
     from prunekit.operations.quantization_callback import QuantizationCallback as QuantizationCallback
@@ -79,6 +80,7 @@ _MODULES = {
     "prunekit.operations.cluster": ("cluster",),
     "prunekit.operations.export": ("export",),
     "prunekit.operations.factorize": ("factorize",),
+    "prunekit.operations.pack": ("pack", "unpack"),
     "prunekit.operations.prune": ("prune",),
     "prunekit.operations.prune_in_rounds": ("prune_in_rounds",),
     "prunekit.operations.quantization_callback": ("QuantizationCallback",),

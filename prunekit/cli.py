@@ -1,5 +1,6 @@
 """The command line: prunekit init | compress | sweep | check | verify | report | compare | recipes |
-inspect | sensitivity | prune | shrink | simplify | remove-blocks | quantize | export | evaluate | convert | doctor.
+inspect | sensitivity | prune | shrink | simplify | remove-blocks | quantize | cluster | export | pack |
+unpack | evaluate | convert | doctor.
 
 The commands are in `prunekit/commands/`.
 Exit codes: 0 success; 1 an expectation was not met, a point of a sweep failed, a file was not exported, a run was not
@@ -18,6 +19,7 @@ from prunekit.commands import (
     evaluation,
     exporting,
     models,
+    packing,
     quantizing,
     removals,
     results,
@@ -35,7 +37,8 @@ COMMANDS = (
     *(results.report, results.compare, results.recipes),
     *(models.inspect, scan.sensitivity, removals.prune, removals.shrink, removals.factorize),
     *(removals.simplify, removals.remove_blocks),
-    *(quantizing.quantize, clustering.cluster, exporting.export, evaluation.evaluate, models.convert, models.doctor),
+    *(quantizing.quantize, clustering.cluster, exporting.export, packing.pack, packing.unpack),
+    *(evaluation.evaluate, models.convert, models.doctor),
 )
 
 

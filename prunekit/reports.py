@@ -3,6 +3,7 @@
 from prunekit.anatomy.cost.cost import Cost
 from prunekit.anatomy.cost.inspection import SparsityReport
 from prunekit.delivery.integers.integer_report import IntegerExport
+from prunekit.delivery.packing.pack_report import PackReport
 from prunekit.delivery.plots.signal_plot import signal_picture
 from prunekit.delivery.reports.sensitivity import SensitivityReport
 from prunekit.delivery.reports.sweeps import SweepReport
@@ -28,6 +29,7 @@ __all__ = [
     "FactorizeReport",
     "GroupsReport",
     "IntegerExport",
+    "PackReport",
     "QuantizationReport",
     "QuantizationResult",
     "RoundsReport",

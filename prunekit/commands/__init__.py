@@ -12,4 +12,5 @@
 - `quantizing`: quantize
 - `clustering`: cluster
 - `exporting`: export
+- `packing`: pack, unpack
 """

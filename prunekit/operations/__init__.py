@@ -5,6 +5,7 @@ that they are built on (`OneShotPruning`, `shrink_to`, `quantize_model`). One qu
 Python, by command and in a recipe: tests/workflows/test_three_doors.py.
 
 - `export`: `pk.export`
+- `pack`: `pk.pack`, `pk.unpack`
 - `simplify`: `pk.simplify`
 - `remove_blocks`: `pk.remove_blocks`
 - `shrink`: `pk.shrink`

@@ -1,0 +1,137 @@
+"""Packs tensors: their forms, the classes of their rows and columns, one sequence of symbols, one text."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prunekit.delivery.packing.coding import encode_symbols, encode_text, levels_of
+from prunekit.delivery.packing.context_classes import Classes, symbol_bits
+from prunekit.delivery.packing.decoder import ALLOWED, DTYPES, EXPANSION, MAX_CONTEXTS, PRIMES, PRODUCT, frequencies
+from prunekit.delivery.packing.tensor_forms import Form, classes_of
+
+# A lane costs some 3 bytes, and each step of the decoder as long as some hundred symbols.
+_BYTES_OF_A_LANE = 600
+_MOST_LANES = 1 << 14
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a file.
+
+    Attributes:
+        form: The form of its tensor.
+        shape: Shape of the array.
+        weights: Number of weights in it.
+        kept: How many of them are not zero.
+    """
+
+    form: Form
+    shape: tuple[int, ...] = ()
+    weights: int = 0
+    kept: int = 0
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A packed file, and what its bytes hold.
+
+    Attributes:
+        data: The file.
+        ideal_bits: Bits of the coded symbols by their frequencies, with bytes that are not coded.
+        text_bytes: Bytes of the coded text: tables, names, and the rest of the file.
+    """
+
+    data: bytes
+    ideal_bits: float
+    text_bytes: int
+
+
+def encode(pieces: Sequence[Piece], whole: bytes, kind: bytes) -> Packed:
+    """Returns a packed file.
+
+    Args:
+        pieces: The parts of the file, in order.
+        whole: The bytes that they are, one after another, for the checksum.
+        kind: `decoder.LITERT`; or `decoder.KERAS` for texts and arrays, of which the first text names the others.
+    """
+    forms, classes = _with_classes(pieces)
+    coded = [(form, found) for form, found in zip(forms, classes, strict=True) if found is not None]
+    contexts, counts = _joined(coded)
+    symbols = np.concatenate([np.zeros(0, np.uint8), *(form.symbols for form, _ in coded if form.symbols is not None)])
+    parts = frequencies(levels_of(counts))
+    bits = symbol_bits(counts)
+    lanes = int(np.clip(bits // (8 * _BYTES_OF_A_LANE), 1, _MOST_LANES))
+    words, lengths = encode_symbols(symbols, contexts, parts, lanes)
+    text = _text(forms, classes, lengths)
+    packed_text = encode_text(text, PRIMES[kind])
+    numbers = b"".join(number(n) for n in (len(text), len(packed_text), len(words)))
+    extra = b"".join(form.extra for form in forms)
+    data = kind + struct.pack("<I", zlib.crc32(whole)) + numbers + packed_text + words.tobytes() + extra
+    if len(whole) > ALLOWED:
+        # The decoder ignores what follows.
+        data += bytes(max(0, -(-len(whole) // EXPANSION) - len(data)))
+    return Packed(data, bits + 8 * len(extra), len(packed_text))
+
+
+def text_of(pieces: Sequence[Piece]) -> bytes:
+    """Returns the text of a packed file, without the lengths of lanes."""
+    return _text(*_with_classes(pieces), np.zeros(0, np.int64))
+
+
+def number(value: int) -> bytes:
+    """Returns a number of at least 0 in 7 bits a byte, the lowest first; all bytes but the last have the upper bit."""
+    coded = bytearray()
+    while value > 127:
+        coded.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*coded, value])
+
+
+def _with_classes(pieces: Sequence[Piece]) -> tuple[list[Form], list[Classes | None]]:
+    forms, classes, left = [], [], MAX_CONTEXTS - len(pieces)
+    for piece in pieces:
+        form, found = piece.form, None
+        if form.symbols is not None:
+            form, found = classes_of(form, piece.shape or form.shape, most=max(left, 1))
+            left -= found.counts.shape[0] * found.counts.shape[1]
+        forms.append(form)
+        classes.append(found)
+    return forms, classes
+
+
+def _joined(coded: Sequence[tuple[Form, Classes]]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the context of each symbol of all tensors, and the counts, shape (contexts, most symbols)."""
+    width = max((form.width for form, _ in coded), default=1)
+    contexts, counts, first = [np.zeros(0, np.uint16)], [np.zeros((0, width), np.int64)], 0
+    for _, found in coded:
+        of_rows, of_columns, symbols = found.counts.shape
+        contexts.append((first + found.rows[:, None] * of_columns + found.columns).reshape(-1).astype(np.uint16))
+        counts.append(np.pad(found.counts.reshape(-1, symbols), ((0, 0), (0, width - symbols))))
+        first += of_rows * of_columns
+    return np.concatenate(contexts), np.concatenate(counts)
+
+
+def _text(forms: Sequence[Form], classes: Sequence[Classes | None], lengths: np.ndarray) -> bytes:
+    head = [number(len(lengths)), *(number(int(n)) for n in lengths), number(len(forms))]
+    head += [_described(form, found) for form, found in zip(forms, classes, strict=True)]
+    return b"".join(head) + b"".join(form.text for form in forms)
+
+
+def _described(form: Form, found: Classes | None) -> bytes:
+    fields = [number(form.form), number(DTYPES.index(form.dtype)), *(number(n) for n in form.shape)]
+    if form.form == PRODUCT:
+        fields += [number(form.source), form.factor.tobytes()]
+    if found is not None:
+        zigzag = form.minimum << 1 if form.minimum >= 0 else (-form.minimum << 1) - 1
+        of_rows, of_columns, _ = found.counts.shape
+        fields += [number(zigzag), number(form.width), number(of_rows), number(of_columns)]
+        fields += [
+            bytes(one.astype(np.uint8)) for one, n in ((found.rows, of_rows), (found.columns, of_columns)) if n > 1
+        ]
+        fields.append(levels_of(found.counts).tobytes())
+    return b"".join(fields)
