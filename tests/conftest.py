@@ -220,3 +220,12 @@ def run(capsys, tmp_path, monkeypatch):
         return code, captured.out, captured.err
 
     return run_in_folder
+
+
+@pytest.fixture
+def without_primes(monkeypatch):
+    """Codes the texts of packed files without learning usual ones first: most of the time of small files."""
+    from prunekit.delivery.packing import decoder, encoder
+
+    monkeypatch.setattr(decoder, "PRIMES", dict.fromkeys(decoder.PRIMES, ""))
+    monkeypatch.setattr(encoder, "PRIMES", decoder.PRIMES)

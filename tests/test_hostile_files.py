@@ -44,6 +44,7 @@ def test_every_command_goes_through_the_door(tmp_path, members, monkeypatch, cap
 
 # Where a file is opened that prunekit has written itself a moment before, and nobody else could change.
 OWN_FILES = {
+    ("delivery/packing/keras_tensors.py", "ZipFile"),
     ("delivery/integers/integer_comparison.py", "load"),
     ("delivery/litert/isolated_run.py", "load"),
     ("delivery/litert/keras_file.py", "load_model"),
@@ -92,6 +93,8 @@ def test_there_is_one_door():
         ("anatomy/files/archives.py", "ZipFile"),
         ("anatomy/files/model_files.py", "load_weights"),
         ("anatomy/files/model_files.py", "File"),
+        # The weights of an archive, after the checks of the first two.
+        ("delivery/packing/keras_tensors.py", "File"),
         ("recipe/datasets/npy.py", "load"),
         ("recipe/datasets/saved.py", "load"),
         # Of tf_keras; what it opens goes through the checks of the first two.

@@ -54,6 +54,12 @@ ROWS = {
     "characters of a number in a CSV file": ["recipe.datasets.csv_files:_LONGEST_NUMBER"],
     "pixels of an image": ["recipe.datasets.images:MOST_PIXELS"],
     "bytes of the description of a saved data set, `dataset_spec.pb`": ["recipe.datasets.saved:LARGEST_SPEC"],
+    "bytes that a packed file becomes": [
+        "delivery.packing.decoder:LARGEST",
+        "delivery.packing.decoder:MOST_EXPANSION",
+        "operations.pack:LARGEST_FILE",
+    ],
+    "tables of a packed file": ["delivery.packing.decoder:MOST_CONTEXTS"],
     "bytes of a report": ["recipe.state.directory:LARGEST_REPORT"],
 }
 # They bound what prunekit itself writes, or how long it computes, and refuse nothing that a file says.

@@ -19,7 +19,7 @@ from prunekit.delivery.packing.pack_report import COMPRESSORS, PackReport, sizes
 from prunekit.suggestions import did_you_mean
 
 _LITERT_MARK = b"TFL3"
-_LARGEST = 1 << 30
+LARGEST_FILE = 1 << 30
 
 
 def pack(model: Any, output: str | os.PathLike[str], *, compare: Sequence[str] = tuple(COMPRESSORS)) -> PackReport:
@@ -63,8 +63,8 @@ def _pack_file(path: Path, target: Path, compare: Sequence[str]) -> PackReport:
         raise FileRefused(f"expected a .tflite or .keras file. Received: {path}, which is no file.")
     data = path.read_bytes()
     kind = _kind(path, data)
-    if len(data) > _LARGEST:
-        raise FileRefused(f"{path} has {len(data):,} bytes; a packed file holds at most {_LARGEST:,}.")
+    if len(data) > LARGEST_FILE:
+        raise FileRefused(f"{path} has {len(data):,} bytes; a packed file holds at most {LARGEST_FILE:,}.")
     pieces, whole = litert_parts(path, data) if kind == "litert" else keras_pieces(path)
     packed = encode(pieces, whole, LITERT if kind == "litert" else KERAS)
     decode(packed.data)
@@ -98,7 +98,7 @@ def _kind(path: Path, data: bytes) -> str:
     raise FileRefused(f"expected a .tflite or .keras file. Received: {path}, which is neither.")
 
 
-def unpack(path: str | os.PathLike[str], output: str | os.PathLike[str], *, largest: int = _LARGEST) -> Path:
+def unpack(path: str | os.PathLike[str], output: str | os.PathLike[str], *, largest: int = LARGEST_FILE) -> Path:
     """Writes the LiteRT or Keras file that was packed; returns its path.
 
     Args:

@@ -12,7 +12,7 @@ _CLASS_BITS = 0.5
 _ROUNDS = 4
 _NUMBERS = (2, 4, 8)
 # Counts of at most so many rows x symbols are formed.
-_MOST_COUNTS = 1 << 24
+_COUNTS_LIMIT = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _tried(symbols: np.ndarray, width: int, found: Classes, axis: int) -> list[C
     other = (found.rows, found.columns)[1 - axis]
     lines = symbols if axis == 0 else symbols.T
     blocks = int(other.max(initial=0)) + 1
-    if len(lines) < 4 or len(lines) * blocks * width > _MOST_COUNTS:
+    if len(lines) < 4 or len(lines) * blocks * width > _COUNTS_LIMIT:
         return [found]
     places = (np.arange(len(lines))[:, None] * blocks + other) * width + lines
     counts = np.bincount(places.reshape(-1), minlength=len(lines) * blocks * width).reshape(len(lines), blocks, width)

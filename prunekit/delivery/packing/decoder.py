@@ -19,9 +19,9 @@ DTYPES = ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", 
 LZMA = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 24}]
 # Longer texts are coded by LZMA.
 MIXED_TEXT = 1 << 15
-TOTAL_BITS, MAX_CONTEXTS = 14, 1 << 12
-# A file may become ALLOWED bytes, or EXPANSION times as large.
-ALLOWED, EXPANSION = 1 << 26, 1000
+TOTAL_BITS, MOST_CONTEXTS = 14, 1 << 12
+# A file may become this many bytes, or this many times as large.
+LARGEST, MOST_EXPANSION = 1 << 26, 1000
 # Texts of usual files, which the model of texts learns first (scripts/packing-primes).
 PRIMES = {
     KERAS: (
@@ -81,7 +81,7 @@ class TextModel:
         self.cells: dict[int, list[int]] = {}
         self.weights = [[16000] * 10 for _ in range(3)]
         self.text, self.last, self.start, self.matched = bytearray(b"\0"), dict[bytes, int](), 0, 0
-        for byte in zlib.decompress(b85decode(prime), -15):
+        for byte in zlib.decompress(b85decode(prime), -15) if prime else b"":
             self.code(lambda _, bit: bit, byte)
 
     def code(self, coded: Callable[[int, int], int], byte: int = 0) -> int:
@@ -235,11 +235,11 @@ class Tensor:
             lines, across = (1, *self.shape)[axis], (1, -1) if axis == 2 else (-1, 1)
             if self.form == GRID:
                 return places.astype("<f4") * extra.array("<f4", lines).reshape(across)
-            # Of each line: how many values are below zero and above, then all of them, zero too, in order.
+            # Of each line: how many values are below zero and above, then those values in order.
             below, above = (extra.array("|u1", lines).astype(np.int64) for _ in range(2))
-            sizes = below + above + 1
-            zeros = np.cumsum(sizes) - sizes + below
-            return extra.array(self.dtype, int(sizes.sum()))[zeros.reshape(across) + places]
+            zeros = np.cumsum(below + above) - above
+            table = np.insert(extra.array(self.dtype, int((below + above).sum())), zeros, 0)
+            return table[(zeros + np.arange(lines)).reshape(across) + places]
         values = symbols.astype(dtype) + np.array(self.minimum).astype(dtype)
         return values if self.dtype != "int4" else (values[::2] & 15) | np.pad(values[1::2], (0, self.count % 2)) << 4
 
@@ -275,7 +275,7 @@ def decode(data: bytes, largest: int = 1 << 30) -> bytes | dict[str, Any]:
     if data[:4] not in PRIMES:
         raise Damaged("it does not begin with the mark of a packed model")
     try:
-        return _decode(data[:4], Reader(data[4:]), min(largest, max(ALLOWED, EXPANSION * len(data))))
+        return _decode(data[:4], Reader(data[4:]), min(largest, max(LARGEST, MOST_EXPANSION * len(data))))
     except Damaged:
         raise
     except Exception as error:  # damaged data make NumPy raise exceptions of every kind
@@ -294,7 +294,7 @@ def _decode(kind: bytes, extra: Reader, allowed: int) -> bytes | dict[str, Any]:
         tensors.append(Tensor(text, allowed, first))
         first, allowed = first + len(tensors[-1].levels), allowed - tensors[-1].bytes
     width = max(tensor.levels.shape[1] for tensor in tensors)
-    if first > MAX_CONTEXTS or width > 256 or not 0 < len(lengths) <= words + 1 or lengths.sum() > words:
+    if first > MOST_CONTEXTS or width > 256 or not 0 < len(lengths) <= words + 1 or lengths.sum() > words:
         raise Damaged("its tables are damaged")
     levels = np.concatenate([np.pad(t.levels, ((0, 0), (0, width - t.levels.shape[1]))) for t in tensors])
     symbols = decode_symbols(stream, lengths, np.concatenate([t.contexts for t in tensors]), frequencies(levels))

@@ -11,12 +11,20 @@ import numpy as np
 
 from prunekit.delivery.packing.coding import encode_symbols, encode_text, levels_of
 from prunekit.delivery.packing.context_classes import Classes, symbol_bits
-from prunekit.delivery.packing.decoder import ALLOWED, DTYPES, EXPANSION, MAX_CONTEXTS, PRIMES, PRODUCT, frequencies
+from prunekit.delivery.packing.decoder import (
+    DTYPES,
+    LARGEST,
+    MOST_CONTEXTS,
+    MOST_EXPANSION,
+    PRIMES,
+    PRODUCT,
+    frequencies,
+)
 from prunekit.delivery.packing.tensor_forms import Form, classes_of
 
 # A lane costs some 3 bytes, and each step of the decoder as long as some hundred symbols.
 _BYTES_OF_A_LANE = 600
-_MOST_LANES = 1 << 14
+_LANES_LIMIT = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -65,16 +73,16 @@ def encode(pieces: Sequence[Piece], whole: bytes, kind: bytes) -> Packed:
     symbols = np.concatenate([np.zeros(0, np.uint8), *(form.symbols for form, _ in coded if form.symbols is not None)])
     parts = frequencies(levels_of(counts))
     bits = symbol_bits(counts)
-    lanes = int(np.clip(bits // (8 * _BYTES_OF_A_LANE), 1, _MOST_LANES))
+    lanes = int(np.clip(bits // (8 * _BYTES_OF_A_LANE), 1, _LANES_LIMIT))
     words, lengths = encode_symbols(symbols, contexts, parts, lanes)
     text = _text(forms, classes, lengths)
     packed_text = encode_text(text, PRIMES[kind])
     numbers = b"".join(number(n) for n in (len(text), len(packed_text), len(words)))
     extra = b"".join(form.extra for form in forms)
     data = kind + struct.pack("<I", zlib.crc32(whole)) + numbers + packed_text + words.tobytes() + extra
-    if len(whole) > ALLOWED:
+    if len(whole) > LARGEST:
         # The decoder ignores what follows.
-        data += bytes(max(0, -(-len(whole) // EXPANSION) - len(data)))
+        data += bytes(max(0, -(-len(whole) // MOST_EXPANSION) - len(data)))
     return Packed(data, bits + 8 * len(extra), len(packed_text))
 
 
@@ -93,7 +101,7 @@ def number(value: int) -> bytes:
 
 
 def _with_classes(pieces: Sequence[Piece]) -> tuple[list[Form], list[Classes | None]]:
-    forms, classes, left = [], [], MAX_CONTEXTS - len(pieces)
+    forms, classes, left = [], [], MOST_CONTEXTS - len(pieces)
     for piece in pieces:
         form, found = piece.form, None
         if form.symbols is not None:

@@ -18,10 +18,12 @@ from prunekit.anatomy.files.model_files import WEIGHTS, check_h5, weights_member
 from prunekit.delivery.packing.encoder import Piece
 from prunekit.delivery.packing.tensor_forms import best_form, text_form
 
-# Attributes of the groups and arrays of the weights, {path: {name: value}}, beside the members of the archive.
+# Beside the members of the archive: {path: {name: value}} of groups and arrays of the weights.
 ATTRIBUTES = "attributes.json"
+# Name in an array's attributes for the type of arrays that HDF5 knows as bytes alone: bfloat16, float8.
+_OPAQUE = "opaque type"
 # Larger members, such as vocabularies, are not part of the text.
-_LARGEST_TEXT = 1 << 20
+_TEXT_LIMIT = 1 << 20
 
 
 def keras_pieces(path: str | os.PathLike[str]) -> tuple[list[Piece], bytes]:
@@ -48,7 +50,7 @@ def _weights_in(name: str, array: np.ndarray) -> tuple[int, int]:
 
 
 def _member(content: bytes) -> Any:
-    return text_form(content) if len(content) < _LARGEST_TEXT else best_form(np.frombuffer(content, np.uint8))
+    return text_form(content) if len(content) < _TEXT_LIMIT else best_form(np.frombuffer(content, np.uint8))
 
 
 def _contents(path: str) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
@@ -69,9 +71,13 @@ def _weights(root: h5py.File) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     arrays, attributes = {}, {}
 
     def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            arrays[name] = np.ascontiguousarray(item[()])
         found = {key: value.item() if isinstance(value, np.generic) else value for key, value in item.attrs.items()}
+        if isinstance(item, h5py.Dataset):
+            array = np.asarray(item[()], order="C")
+            if array.dtype.kind == "V" and array.dtype.names is None:
+                found[_OPAQUE] = array.dtype.str
+                array = array.view(f"<u{array.dtype.itemsize}")
+            arrays[name] = array
         # A group with members is made with them.
         if found or (isinstance(item, h5py.Group) and not len(item)):
             attributes[name] = found
@@ -87,14 +93,24 @@ def write_keras(path: Path, contents: Mapping[str, Any]) -> None:
     Raises:
         FileRefused: The contents are no Keras file, or one with members of unsafe names.
     """
-    if not isinstance(contents.get(ATTRIBUTES), bytes):
-        raise FileRefused("the packed file is damaged: it has no attributes.")
+    try:
+        _write(path, contents)
+    except OSError:
+        raise
+    except Exception as error:  # contents that another program made raise exceptions of every kind
+        raise FileRefused("the packed file is damaged: it holds no Keras file.") from error
+    with checked_archive(path):
+        pass
+
+
+def _write(path: Path, contents: Mapping[str, Any]) -> None:
     attributes = json.loads(contents[ATTRIBUTES])
     file = io.BytesIO()
     with h5py.File(file, "w") as root:
         for name, value in contents.items():
             if isinstance(value, np.ndarray):
-                root.create_dataset(name, data=value)
+                opaque = attributes.get(name, {}).pop(_OPAQUE, None)
+                root.create_dataset(name, data=value if opaque is None else value.view(opaque))
         for name, found in attributes.items():
             item = root[name] if not name or name in root else root.create_group(name)
             for key, value in found.items():
@@ -104,5 +120,3 @@ def write_keras(path: Path, contents: Mapping[str, Any]) -> None:
             if isinstance(value, bytes) and name != ATTRIBUTES:
                 archive.writestr(name, value)
         archive.writestr(WEIGHTS, file.getbuffer())
-    with checked_archive(path):
-        pass

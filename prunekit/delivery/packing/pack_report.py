@@ -83,8 +83,8 @@ class PackReport(Displayed):
                 "Contents",
                 contents,
                 (row,),
-                explanation="Ideal: bytes of the weights by their frequencies in each context. Rest: bytes of the graph "
-                "of a LiteRT file or the configuration of a Keras model, and of tables of frequencies.",
+                explanation="Ideal: bytes of the weights by their frequencies in each context. Rest: bytes of the "
+                "graph of a LiteRT file or the configuration of a Keras model, and of tables of frequencies.",
             ),
         )
 

@@ -10,8 +10,8 @@ import numpy as np
 from prunekit.delivery.packing.context_classes import Classes, find_classes, symbol_bits
 from prunekit.delivery.packing.decoder import DTYPES, FLOAT, GRID, INTEGER, LENGTH, PRODUCT, RAW, TABLE, TEXT
 
-_MOST_SYMBOLS = 256
-_LARGEST_INTEGERS = range(1, 129)
+_ALPHABET = 256
+_DIVISORS = range(1, 129)
 # Shorter rows or columns have no table of values of their own.
 _SHORTEST_LINE = 16
 # Values of a line that are tried before all of them.
@@ -118,7 +118,7 @@ def _forms(matrix: np.ndarray, kind: str) -> Iterator[Form]:
 def _integer_forms(matrix: np.ndarray, kind: str) -> Iterator[Form]:
     values = matrix.astype(np.int64 if matrix.dtype != np.uint64 else np.uint64).reshape(-1)
     least, most = int(values.min()), int(values.max())
-    if most - least < _MOST_SYMBOLS:
+    if most - least < _ALPHABET:
         symbols = (values - least).astype(np.uint8)
         yield Form(INTEGER, kind, matrix.shape, least, symbols, most - least + 1)
     elif matrix.dtype.kind == "i":
@@ -143,17 +143,17 @@ def _table_forms(matrix: np.ndarray, kind: str) -> Iterator[Form]:
         if axis and (lines.shape[1] < _SHORTEST_LINE or len(lines) < 2):
             continue
         # The first entries tell most lines that have too many values.
-        if len(np.unique(lines[0][: 4 * _MOST_SYMBOLS])) >= _MOST_SYMBOLS:
+        if len(np.unique(lines[0][: 4 * _ALPHABET])) >= _ALPHABET:
             continue
         tables = [np.union1d(line, np.zeros(1, line.dtype)) for line in lines]
         zeros = np.array([np.searchsorted(table, 0) for table in tables])
         above = np.array([len(table) for table in tables]) - zeros - 1
-        if zeros.max() + above.max() >= _MOST_SYMBOLS:
+        if zeros.max() + above.max() >= _ALPHABET:
             continue
         # Places are counted from zero: zeros have one symbol in all lines.
         found = [np.searchsorted(table, line) - zero for table, line, zero in zip(tables, lines, zeros, strict=True)]
         places = np.stack(found).T if axis == 2 else np.stack(found)
-        values = np.concatenate(tables).astype(matrix.dtype.newbyteorder("<"))
+        values = np.concatenate([table[table != 0] for table in tables]).astype(matrix.dtype.newbyteorder("<"))
         extra = bytes([axis, *zeros.tolist(), *above.tolist()]) + values.tobytes()
         least, most = int(places.min()), int(places.max())
         yield Form(
@@ -170,7 +170,7 @@ def _float_forms(matrix: np.ndarray, kind: str) -> Iterator[Form]:
     heads = parts[some, -1].astype(np.int64)
     least = int(heads.min(initial=255)) - 1
     width = int(heads.max(initial=least)) - least + 1
-    if width <= _MOST_SYMBOLS:
+    if width <= _ALPHABET:
         symbols = np.zeros(len(patterns), np.uint8)
         symbols[some] = heads - least
         yield Form(FLOAT, kind, matrix.shape, least, symbols, width, parts[some, :-1].tobytes())
@@ -213,7 +213,7 @@ def _grids(lines: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 
 def _fill_grids(lines: np.ndarray, left: np.ndarray, integers: np.ndarray, scales: np.ndarray) -> bool:
     """Writes the integers and scales of the lines `left`; returns False if one has none."""
-    for divisor in _LARGEST_INTEGERS:
+    for divisor in _DIVISORS:
         for ulps in (0, 1, -1):
             if not len(left):
                 return True

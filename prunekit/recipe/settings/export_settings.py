@@ -1,4 +1,4 @@
-"""Settings of the step kinds export and expect. Reads no file and imports neither Keras nor NumPy."""
+"""Settings of the step kinds export, pack and expect. Reads no file and imports neither Keras nor NumPy."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
@@ -51,6 +51,37 @@ class Export(StepSettings):
                 f"an earlier export step already writes files named {self.name!r}: give this one another 'name'.",
                 "name",
             )
+
+
+class Pack(StepSettings):
+    """A step that packs exported files: NAME.pack beside each of them.
+
+    Attributes:
+        formats: The formats whose files are packed; None = all that were exported before.
+    """
+
+    example: ClassVar[str] = "{formats: [litert]}"
+    # Nothing that a resumed run needs is in memory.
+    checkpointed: ClassVar[bool] = False
+    formats: Annotated[tuple[FileFormat, ...], Listed, Field(min_length=1)] | None = None
+
+    def text(self) -> str:
+        """Returns the formats."""
+        return "all exported files" if self.formats is None else ", ".join(self.formats)
+
+    def check(self, earlier: Sequence[Any]) -> None:
+        """Refuses formats of which no earlier step writes a file."""
+        exported = [name for step in earlier for name in step.written_formats]
+        if not exported:
+            raise refusal("there is no file to pack: no export or quantize step comes before.")
+        for i, name in enumerate(self.formats or ()):
+            if name not in exported:
+                raise refusal(
+                    f"{name!r} is not exported before this step (exported so far: "
+                    f"{', '.join(dict.fromkeys(exported))}).",
+                    "formats",
+                    i,
+                )
 
 
 def _numbers(value: Any) -> Any:

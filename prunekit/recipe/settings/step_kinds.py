@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from prunekit.recipe.settings.cluster_settings import Cluster
-from prunekit.recipe.settings.export_settings import Expect, Export
+from prunekit.recipe.settings.export_settings import Expect, Export, Pack
 from prunekit.recipe.settings.factorize_settings import Factorize
 from prunekit.recipe.settings.quantize_settings import Quantize
 from prunekit.recipe.settings.rounds_settings import Rounds
@@ -35,6 +35,7 @@ STEP_KINDS: Registry[StepKind] = Registry(
         StepKind("prune", f"{_STEPS}.prune_step:PruneStep", Prune),
         StepKind("finetune", f"{_STEPS}.train_step:TrainStep", Train),
         StepKind("export", f"{_STEPS}.export_step:ExportStep", Export),
+        StepKind("pack", f"{_STEPS}.pack_step:PackStep", Pack),
         StepKind("expect", f"{_STEPS}.expect_step:ExpectStep", Expect),
         StepKind("rounds", f"{_STEPS}.rounds_step:RoundsStep", Rounds),
         StepKind("shrink", f"{_STEPS}.shrink_step:ShrinkStep", Shrink),

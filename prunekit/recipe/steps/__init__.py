@@ -12,6 +12,7 @@
 - `export_step`: `export`
 - `quantize_step`: `quantize`
 - `expectations`: bounds beside measured values
+- `pack_step`: `pack`
 - `expect_step`: `expect`
 
 Design

@@ -1,0 +1,37 @@
+"""The handler of the step kind pack."""
+
+from typing import Any
+
+from prunekit.anatomy.records.sections import Column, Section
+from prunekit.operations.pack import pack
+from prunekit.recipe.state.run_inputs import RunInputs
+from prunekit.recipe.state.workspace import Workspace
+from prunekit.recipe.steps.step_handler import PreparedStep, StepHandler, StepResult
+
+_COMPARED = ("gzip -9", "xz -9e")
+
+
+class PackStep(StepHandler[PreparedStep]):
+    """Packs exported files, beside them."""
+
+    def prepare(self, settings: Any, run: RunInputs) -> PreparedStep:
+        """Returns the step."""
+        return PreparedStep(settings)
+
+    def run(self, prepared: PreparedStep, workspace: Workspace) -> StepResult:
+        """Writes NAME.pack for each exported file NAME of the formats."""
+        formats = prepared.settings.formats
+        # Of several exports with one name, the last one is on disk.
+        files = {
+            row.file: row for row in workspace.state.exports if row.file and (not formats or row.format in formats)
+        }
+        rows, texts = [], []
+        for i, name in enumerate(files):
+            workspace.report_progress(i / len(files), f"packing {name}")
+            report = pack(workspace.exports / name, workspace.exports / f"{name}.pack", compare=_COMPARED)
+            rows.append((report.file, report.bytes_before, report.bytes, *(one.bytes for one in report.others)))
+            texts.append(f"{report.file} {report.bytes:,} bytes")
+        columns = (Column("File", "name"), Column("Before", "bytes"), Column("Packed", "bytes"))
+        columns += tuple(Column(name, "bytes") for name in _COMPARED)  # type: ignore[assignment]
+        section = Section("Packed files", columns, tuple(rows), notes=() if rows else ("No file was exported.",))
+        return StepResult(sections=[section], text=", ".join(texts) or "no file was exported")
