@@ -44,7 +44,8 @@ HEAD = """# Measured: packed files
 
 Bytes of LiteRT files of [trained networks](quantization.md) after `pk.pack`, and of the same files after gzip -9,
 xz -9e, zstd -22 and brotli -q 11. Zeros: `pk.prune(model, zeros, images)`; bits: `pk.quantize(model, images,
-bits=bits)`, weights and 8-bit activations, without training. Time: of `decode`, the median of 5 calls. `scripts/study packed` makes this page. How to pack: [packed files](../packing.md).
+bits=bits)`, weights and 8-bit activations, without training. Time: of `decode`, the median of 5 calls.
+`scripts/study packed` makes this page. How to pack: [packed files](../packing.md).
 """
 TABLE = """
 | network | file | bytes | not zero | packed | / gzip | / xz | / zstd | / brotli | ideal | rest | decoded in |

@@ -244,22 +244,22 @@ def foreign(names, *texts):
     return encode(pieces, b"".join((names, *texts)), KERAS).data
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            foreign(b'[["../escaped",null],["attributes.json",null]]', b"content", b"{}"),
-            "not a path inside the archive",
-        ),
-        (foreign(b'[["config.json",null]]', b"{}"), "holds no Keras file"),
-        (foreign(b'[["attributes.json",null]]', b"[1]"), "holds no Keras file"),
-        (foreign(b'[["attributes.json",null]]', b'{"a/b": 3}'), "holds no Keras file"),
-        (foreign(b'{"attributes.json": 3}', b"{}"), "cannot be unpacked: it is damaged"),
-    ],
-    ids=["a path that leads out", "no attributes", "a list", "a number", "no list"],
-)
-def test_what_another_program_packed_is_checked(stored, content, message):
-    (stored / "hostile.pack").write_bytes(content)
+FOREIGN = {
+    "a path that leads out": (
+        (b'[["../escaped",null],["attributes.json",null]]', b"content", b"{}"),
+        "not a path inside the archive",
+    ),
+    "no attributes": ((b'[["config.json",null]]', b"{}"), "holds no Keras file"),
+    "a list": ((b'[["attributes.json",null]]', b"[1]"), "holds no Keras file"),
+    "a number": ((b'[["attributes.json",null]]', b'{"a/b": 3}'), "holds no Keras file"),
+    "no list": ((b'{"attributes.json": 3}', b"{}"), "cannot be unpacked: it is damaged"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_another_program_packed_is_checked(stored, name):
+    texts, message = FOREIGN[name]
+    (stored / "hostile.pack").write_bytes(foreign(*texts))
     with pytest.raises(FileRefused, match=message):
         pk.unpack(stored / "hostile.pack", stored / "back.keras")
     assert not list(stored.glob("*back.keras"))
