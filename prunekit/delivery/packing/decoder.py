@@ -19,9 +19,11 @@ DTYPES = ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", 
 LZMA = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 24}]
 # Longer texts are coded by LZMA.
 MIXED_TEXT = 1 << 15
-TOTAL_BITS, MOST_CONTEXTS = 14, 1 << 12
+TOTAL_BITS = 14
+MOST_CONTEXTS = 1 << 12
 # A file may become this many bytes, or this many times as large.
-LARGEST, MOST_EXPANSION = 1 << 26, 1000
+LARGEST = 1 << 26
+MOST_EXPANSION = 1000
 # Texts of usual files, which the model of texts learns first (scripts/packing-primes).
 PRIMES = {
     KERAS: (
@@ -156,8 +158,7 @@ def decode_symbols(words: np.ndarray, lengths: np.ndarray, contexts: np.ndarray,
         contexts: Row of `parts` of each symbol.
         parts: What `frequencies` returns.
     """
-    lanes, width = len(lengths), parts.shape[1]
-    steps = -(-len(contexts) // lanes)
+    lanes, width, steps = len(lengths), parts.shape[1], -(-len(contexts) // len(lengths))
     rows = np.ascontiguousarray(np.pad(contexts, (0, steps * lanes - len(contexts))).reshape(lanes, steps).T)
     found = np.empty((steps, lanes), np.uint8)
     lookup = np.repeat(np.tile(np.arange(width, dtype=np.uint8), len(parts)), parts.reshape(-1))
@@ -287,7 +288,6 @@ def _decode(kind: bytes, extra: Reader, allowed: int) -> bytes | dict[str, Any]:
     if length > allowed:
         raise Damaged("it declares more bytes than it may hold")
     text = Reader(decode_text(extra.take(coded), length, PRIMES[kind]))
-    stream = extra.array("<u2", words)
     lengths = np.array([text.number() for _ in range(text.number())], np.int64)
     tensors, first = [], 0
     for _ in range(text.number()):
@@ -297,7 +297,8 @@ def _decode(kind: bytes, extra: Reader, allowed: int) -> bytes | dict[str, Any]:
     if first > MOST_CONTEXTS or width > 256 or not 0 < len(lengths) <= words + 1 or lengths.sum() > words:
         raise Damaged("its tables are damaged")
     levels = np.concatenate([np.pad(t.levels, ((0, 0), (0, width - t.levels.shape[1]))) for t in tensors])
-    symbols = decode_symbols(stream, lengths, np.concatenate([t.contexts for t in tensors]), frequencies(levels))
+    contexts = np.concatenate([tensor.contexts for tensor in tensors])
+    symbols = decode_symbols(extra.array("<u2", words), lengths, contexts, frequencies(levels))
     parts = np.split(symbols, np.cumsum([len(tensor.contexts) for tensor in tensors])[:-1])
     found = [tensor.values(part, text, extra) for tensor, part in zip(tensors, parts, strict=True)]
     found = [found[t.source] * t.factor if t.form == PRODUCT else one for t, one in zip(tensors, found, strict=True)]
