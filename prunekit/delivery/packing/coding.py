@@ -6,15 +6,18 @@ import lzma
 
 import numpy as np
 
-from prunekit.delivery.packing.decoder import LZMA, MIXED_TEXT, TOTAL_BITS, TextModel
+from prunekit.delivery.packing.decoder import LZMA, TOTAL_BITS, TextModel
 
 _WORD = 1 << 16
 
 
-def encode_text(text: bytes, prime: str) -> bytes:
-    """Returns a text in fewer bytes; up to `MIXED_TEXT` bytes by mixed contexts after a prime, longer ones by LZMA."""
-    if len(text) > MIXED_TEXT:
-        return lzma.compress(text, lzma.FORMAT_RAW, filters=LZMA)
+def encode_text(text: bytes) -> bytes:
+    """Returns a text coded by LZMA, which takes no time."""
+    return lzma.compress(text, lzma.FORMAT_RAW, filters=LZMA)
+
+
+def encode_mixed(text: bytes, prime: str) -> bytes:
+    """Returns a text of at most `MIXED_TEXT` bytes, coded by mixed contexts after a prime: smaller, and slow."""
     model, low, high, coded = TextModel(prime), 0, 0xFFFFFFFF, bytearray()
 
     def coded_bit(probability: int, bit: int) -> int:

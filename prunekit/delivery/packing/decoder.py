@@ -17,8 +17,8 @@ LITERT, KERAS = b"pkl1", b"pkk1"
 INTEGER, TABLE, GRID, FLOAT, LENGTH, PRODUCT, RAW, TEXT = range(8)
 DTYPES = ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "|b1", "int4")
 LZMA = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 24}]
-# Longer texts are coded by LZMA.
-MIXED_TEXT = 1 << 15
+# Longer texts are coded by LZMA: of mixed contexts, a byte takes some 0.1 ms.
+MIXED_TEXT = 1 << 14
 TOTAL_BITS = 14
 MOST_CONTEXTS = 1 << 12
 # A file may become this many bytes, or this many times as large.
@@ -120,9 +120,9 @@ class TextModel:
         return node & 255
 
 
-def decode_text(data: bytes, length: int, prime: str) -> bytes:
+def decode_text(data: bytes, length: int, prime: str, mixed: bool) -> bytes:
     """Returns the text of `length` bytes from the bytes of arithmetic coding, or of LZMA."""
-    if length > MIXED_TEXT:
+    if not mixed:
         return lzma.LZMADecompressor(lzma.FORMAT_RAW, None, LZMA).decompress(data, length)
     code, place, low, high = int.from_bytes(data[:4].ljust(4, b"\0"), "big"), 4, 0, 0xFFFFFFFF
 
@@ -284,10 +284,10 @@ def decode(data: bytes, largest: int = 1 << 30) -> bytes | dict[str, Any]:
 
 
 def _decode(kind: bytes, extra: Reader, allowed: int) -> bytes | dict[str, Any]:
-    checksum, length, coded, words = int(extra.array("<u4", 1)[0]), *(extra.number() for _ in range(3))
-    if length > allowed:
+    checksum, mixed, length, coded, words = int(extra.array("<u4", 1)[0]), *(extra.number() for _ in range(4))
+    if length > (MIXED_TEXT if mixed else allowed):
         raise Damaged("it declares more bytes than it may hold")
-    text = Reader(decode_text(extra.take(coded), length, PRIMES[kind]))
+    text = Reader(decode_text(extra.take(coded), length, PRIMES[kind], mixed > 0))
     lengths = np.array([text.number() for _ in range(text.number())], np.int64)
     tensors, first = [], 0
     for _ in range(text.number()):

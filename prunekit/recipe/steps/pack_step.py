@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from prunekit.anatomy.records.sections import Column, Section
+from prunekit.anatomy.records.sections import Column, Section, Value
 from prunekit.operations.pack import pack
 from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
@@ -25,13 +25,14 @@ class PackStep(StepHandler[PreparedStep]):
         files = {
             row.file: row for row in workspace.state.exports if row.file and (not formats or row.format in formats)
         }
-        rows, texts = [], []
+        rows: list[tuple[Value, ...]] = []
+        texts = []
         for i, name in enumerate(files):
             workspace.report_progress(i / len(files), f"packing {name}")
             report = pack(workspace.exports / name, workspace.exports / f"{name}.pack", compare=_COMPARED)
             rows.append((report.file, report.bytes_before, report.bytes, *(one.bytes for one in report.others)))
             texts.append(f"{report.file} {report.bytes:,} bytes")
-        columns = (Column("File", "name"), Column("Before", "bytes"), Column("Packed", "bytes"))
-        columns += tuple(Column(name, "bytes") for name in _COMPARED)  # type: ignore[assignment]
+        titles = ("Before", "Packed", *_COMPARED)
+        columns = (Column("File", "name"), *(Column(title, "bytes") for title in titles))
         section = Section("Packed files", columns, tuple(rows), notes=() if rows else ("No file was exported.",))
         return StepResult(sections=[section], text=", ".join(texts) or "no file was exported")

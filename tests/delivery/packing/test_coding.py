@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from prunekit.delivery.packing.coding import encode_symbols, encode_text, levels_of
+from prunekit.delivery.packing.coding import encode_mixed, encode_symbols, encode_text, levels_of
 from prunekit.delivery.packing.context_classes import symbol_bits
 from prunekit.delivery.packing.decoder import (
     KERAS,
@@ -128,22 +128,22 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_text_comes_back(name):
     text = TEXTS[name]
-    coded = encode_text(text, "")
-    assert decode_text(coded, len(text), "") == text
+    coded = encode_mixed(text, "")
+    assert decode_text(coded, len(text), "", mixed=True) == text
     assert len(coded) <= len(text) * 1.06 + 4
 
 
 def test_a_long_text_is_coded_by_lzma():
     text = np.random.default_rng(1).integers(0, 4, MIXED_TEXT + 1).astype(np.uint8).tobytes()
-    coded = encode_text(text, "")
-    assert decode_text(coded, len(text), "") == text and len(coded) < len(text) / 3
+    coded = encode_text(text)
+    assert decode_text(coded, len(text), "", mixed=False) == text and len(coded) < len(text) / 3
 
 
 def test_the_primes_make_usual_texts_small():
     text = b'{"module": "keras.layers", "class_name": "BatchNormalization", "config": {"name": "batch_normalization_7"'
-    coded = encode_text(text, PRIMES[KERAS])
-    assert len(coded) < 16 < 60 < len(encode_text(text, ""))
-    assert decode_text(coded, len(text), PRIMES[KERAS]) == text
+    coded = encode_mixed(text, PRIMES[KERAS])
+    assert len(coded) < 16 < 60 < len(encode_mixed(text, ""))
+    assert decode_text(coded, len(text), PRIMES[KERAS], mixed=True) == text
 
 
 def test_the_logistic_table_is_the_same_on_every_machine():

@@ -96,8 +96,8 @@ def forged(rows, columns, form=0, dtype=1, lanes=b"\x01\x00"):
     text = lanes + b"\x01" + bytes([form, dtype]) + number(rows) + number(columns) + table
     from prunekit.delivery.packing.coding import encode_text
 
-    coded = encode_text(text, decoder.PRIMES[LITERT])
-    return LITERT + bytes(4) + number(len(text)) + number(len(coded)) + number(0) + coded
+    coded = encode_text(text)
+    return LITERT + bytes(4) + number(0) + number(len(text)) + number(len(coded)) + number(0) + coded
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,14 @@ def test_zeros_cost_what_their_frequency_says():
     assert len(packed.data) < symbol_bits(counts) / 8 * 1.01 + 60
 
 
+@pytest.mark.parametrize(("weights", "is_mixed"), [(300, True), (60_000, False)])
+def test_the_slow_coder_of_texts_is_taken_where_the_text_counts(weights, is_mixed):
+    array = RNG.integers(-128, 128, weights).astype("|i1")
+    text = bytes(range(200))
+    data = encode([Piece(text_form(text)), Piece(best_form(array), array.shape)], text + array.tobytes(), LITERT).data
+    assert data[8] == is_mixed and decode(data) == text + array.tobytes()
+
+
 def test_rows_of_different_density_have_tables_of_their_own():
     density = np.where(np.arange(200) < 100, 0.005, 0.3)[:, None]
     array = (RNG.random((200, 150)) < density).astype("|i1")
