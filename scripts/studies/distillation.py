@@ -25,11 +25,14 @@ SPARSITY, BITS = 0.98, 3
 ZEROS, INTEGERS = f"{SPARSITY:.0%} zeros", f"{BITS}-bit weights"
 WAYS: dict[str, dict[str, Any] | None] = {
     "without": None,
+    "dist": {"loss": "dist"},
+    "dist, weight 0.5": {"loss": "dist", "weight": 0.5},
     "kl": {"loss": "kl"},
     "kl, weight 0.5": {"loss": "kl", "weight": 0.5},
-    "dist": {"loss": "dist"},
     "dkd": {"loss": "dkd"},
 }
+# Ways that only the small network is measured with.
+FEW = ("without", "dist")
 # Turns of the measurement of a step's time; each is an epoch of every way.
 TURNS = 7
 COSTS = ("plain", "kept outputs", "calculated outputs")
@@ -39,17 +42,17 @@ PAGE = Path("docs/measured/distillation.md")
 HEAD = f"""# Measured: distillation
 
 A trained network is compressed in a training of {EPOCHS} epochs on {IMAGES:,} training images (Adam, learning
-rate {RATE:g}, batches of {BATCH}) with and without `pk.DistillationCallback`: {ZEROS} (`pk.PruningCallback`, polynomial, global,
-over the first two epochs) and {INTEGERS} (`pk.QuantizationCallback`, activations in floating point). The teacher is the
-network before. Accuracies on the 10,000 test images: mean of {SEEDS} seeds, and its standard error.
-`scripts/study distillation` makes this page; networks that are not listed were not measured.
+rate {RATE:g}, batches of {BATCH}) with and without `pk.DistillationCallback`: {ZEROS} (`pk.PruningCallback`,
+polynomial, global, over the first two epochs) and {INTEGERS} (`pk.QuantizationCallback`, activations in floating
+point). The teacher is the network before. Accuracies on the 10,000 test images: mean of {SEEDS} seeds, and its standard
+error; "–": not measured. `scripts/study distillation` makes this page; networks that are not listed were not measured.
 
 """
 COST = f"""
 ## Cost of a step
 
-Time of an epoch relative to a plain `fit` of the same network, medians of {TURNS} interleaved turns on two shared
-cores, without another callback, from the third epoch on.
+Processor time of an epoch relative to a plain `fit` of the same network, medians of {TURNS} interleaved turns on two
+shared cores, without another callback, from the third epoch on.
 
 | network | kept outputs | calculated outputs |
 |---|---:|---:|
@@ -84,6 +87,7 @@ class Network:
     """
 
     def __init__(self, name: str):
+        self._name = name
         of_mnist = name in ("lenet", "mnist")
         images = mnist.images if of_mnist else fashion.images
         whole, self.test = images("train"), images("t10k")
@@ -141,14 +145,15 @@ class Network:
         """All figures of the network."""
         found: dict[str, Any] = {"dense": self.accuracy()}
         for change in (ZEROS, INTEGERS):
-            for way, options in WAYS.items():
+            for way in WAYS if self._name == "lenet" else FEW:
+                options = WAYS[way]
                 found[f"{change}: {way}"] = [self.compressed(change, options, seed) for seed in range(SEEDS)]
                 print(change, way, found[f"{change}: {way}"], flush=True)
         return found | {"cost": self.cost()}
 
 
 class Clock(keras.callbacks.Callback):
-    """Seconds from the second batch of a `fit` to its end: the first may be traced."""
+    """Seconds of the processor from the second batch of a `fit` to its end: the first may be traced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,10 +161,18 @@ class Clock(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch == 1:
-            self._began = time.perf_counter()
+            self._began = time.process_time()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.seconds = time.perf_counter() - self._began
+        self.seconds = time.process_time() - self._began
+
+
+def _cell(accuracies: list[float] | None) -> str:
+    """Mean of the seeds, and its standard error; "–" for what was not measured."""
+    if accuracies is None:
+        return "–"
+    row = np.array(accuracies)
+    return f"{row.mean():.4f} ± {row.std(ddof=1) / len(row) ** 0.5:.4f}"
 
 
 def page(results: Results) -> str:
@@ -174,8 +187,7 @@ def page(results: Results) -> str:
         if not found:
             continue
         for change in (ZEROS, INTEGERS):
-            rows = [np.array(found[f"{change}: {way}"]) for way in WAYS]
-            cells = [f"{row.mean():.4f} ± {row.std(ddof=1) / len(row) ** 0.5:.4f}" for row in rows]
+            cells = [_cell(found.get(f"{change}: {way}")) for way in WAYS]
             lines.append(f"| {title} ({found['dense']:.4f}) | {change} | {' | '.join(cells)} |")
         cost = found["cost"]
         costs.append(f"| {title} | {cost[COSTS[1]]:.2f} | {cost[COSTS[2]]:.2f} |")

@@ -41,7 +41,7 @@ def test_callbacks_that_are_given_by_position_stay(teacher):
     watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
     with pk.distilling(model, teacher) as distillation:
         model.fit(X, Y, 64, 2, 0, [watch])
-        assert seen == [0, 1] and distillation.report.outputs[0].loss == "kl"
+        assert seen == [0, 1] and distillation.report.outputs[0].loss == "dist"
         model.fit(X, Y, 64, 1, 0, watch)
         own = pk.DistillationCallback(teacher, loss="mse")
         model.fit(X, Y, 64, 1, 0, [own])
@@ -111,7 +111,7 @@ def test_a_loop_of_your_own_adds_the_loss(teacher, options):
 
 def test_without_a_teacher_the_model_of_the_beginning_teaches():
     model = network()
-    with pk.distilling(model, weight=1.0) as distillation:
+    with pk.distilling(model, loss="kl", weight=1.0) as distillation:
         first = float(np.ravel(model.train_on_batch(X[:64], Y[:64]))[0])
         assert distillation.loss(X[:8], model(X[:8])) > 0
     # Dropout and statistics of the batch are the only differences from itself.

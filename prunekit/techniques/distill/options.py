@@ -36,8 +36,8 @@ class DistillationOptions:
     Args:
         loss: For outputs that tell classes apart: "kl": Kullback-Leibler divergence of softened probabilities; "dist":
             correlations within an example and within a class; "dkd": divergence in the true class and among the other
-            classes apart, reads the labels; "mse": mean squared error of the logits. "auto": "kl". Yes-no outputs
-            (sigmoid) have "kl" or "mse"; all other outputs the mean squared error of their values.
+            classes apart, reads the labels; "mse": mean squared error of the logits. "auto": "dist"; for two classes
+            "kl". Yes-no outputs (sigmoid) have "kl" or "mse"; all others the mean squared error of their values.
         weight: Share of the distillation loss, from 0 to 1; at 1 the labels do not count.
         temperature: Divisor of the logits in "kl", "dist" and "dkd", above 0.
         features: Names of layers whose outputs the student learns, too; or {layer of the student: layer of the

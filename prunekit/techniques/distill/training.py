@@ -27,6 +27,7 @@ from prunekit.techniques.distill.output_cache import OFF, READING, RECORDING, Ou
 from prunekit.techniques.distill.output_kinds import OutputKind, logits_of, output_kinds
 from prunekit.techniques.distill.teacher import Teacher, check_shapes, check_teacher, copy_of
 
+_TWO = 2
 _VARIANTS = {OFF: "distillation", RECORDING: "distillation, recorded", READING: "distillation, read"}
 
 
@@ -61,6 +62,7 @@ class DistillationTraining:
             named_layer(model, name, "student")
         self.kinds = output_kinds(model)
         check_loss(options, self.kinds)
+        self._losses = losses_of(options, self.kinds, model)
         several = getattr(model, "_distribute_strategy", None) is not None
         self.teacher = Teacher(teacher, self.kinds, list(options.layers.values()), cached=options.cache and not several)
         self._cache = OutputCache(self.teacher.row, float(options.memory))
@@ -190,11 +192,11 @@ class DistillationTraining:
         """Returns the distillation loss of one output for each example."""
         kind, options = self.kinds[place], self._options
         teacher, student = ops.stop_gradient(ops.cast(teacher, "float32")), logits_of(kind, output)
-        loss = options.loss if kind.tells_classes else "kl" if kind.tells_yes_no else "mse"
-        if options.loss == "mse" or loss == "mse":
+        loss = self._losses[place]
+        if loss == "mse":
             return losses.squared_error(teacher, student)
         if loss == "dist":
-            return losses.relations(teacher, student, options.temperature, _rows(weights, student))
+            return losses.relations(teacher, student, options.temperature, _rows(weights, output, student))
         if loss == "dkd":
             return losses.decoupled(teacher, student, one_hot(labels, student), options.temperature)
         return losses.divergence(teacher, student, options.temperature)
@@ -229,16 +231,14 @@ class DistillationTraining:
 
     def finish(self, notes: Sequence[str] = ()) -> DistillReport:
         """Returns the report; the model is as it was, with trained weights."""
-        used = [DistilledOutput(place, kind.value, self._name_of_loss(kind)) for place, kind in enumerate(self.kinds)]
+        used = [
+            DistilledOutput(place, kind.value, loss)
+            for place, (kind, loss) in enumerate(zip(self.kinds, self._losses, strict=True))
+        ]
         return DistillReport(
             self.model.name, self.teacher.model.name, tuple(used), dict(self._options.layers), self._cache.examples,
             self._cache.bytes, tuple(notes),
         )  # fmt: skip
-
-    def _name_of_loss(self, kind: OutputKind) -> str:
-        if kind is OutputKind.VALUES or self._options.loss == "mse":
-            return "mse"
-        return "kl" if kind.tells_yes_no or self._options.loss == "auto" else self._options.loss
 
     # ---- what an interrupted training goes on from -------------------------------------------------------------------
 
@@ -311,6 +311,29 @@ def check_loss(options: DistillationOptions, kinds: Sequence[OutputKind]) -> Non
         )
 
 
+def losses_of(options: DistillationOptions, kinds: Sequence[OutputKind], model: Any) -> list[str]:
+    """Returns the loss of each output: "kl", "dist", "dkd" or "mse".
+
+    "auto" is "dist" for three classes or more: of two, the correlation within an example is always 1 or -1.
+
+    Args:
+        options: What is learned.
+        kinds: Kinds of the outputs.
+        model: The student.
+    """
+    ends = keras.tree.flatten(getattr(model, "outputs", None) or [])
+    found = []
+    for place, kind in enumerate(kinds):
+        classes = ends[place].shape[-1] if place < len(ends) else None
+        if kind is OutputKind.VALUES or options.loss == "mse":
+            found.append("mse")
+        elif kind.tells_yes_no or (options.loss == "auto" and classes == _TWO):
+            found.append("kl")
+        else:
+            found.append("dist" if options.loss == "auto" else options.loss)
+    return found
+
+
 def one_hot(labels: Any, student: Any) -> Any:
     """Returns labels, class numbers or one-hot, as float32 of the shape of the student's logits.
 
@@ -348,15 +371,18 @@ def _for_each(given: Any, names: Sequence[str], count: int) -> list[Any]:
     return leaves if len(leaves) == count else [None] * count
 
 
-def _rows(weights: Any, student: Any) -> Any:
-    """Returns the weights of examples for each position of an output, float32; or None."""
-    if weights is None:
+def _rows(weights: Any, output: Any, student: Any) -> Any:
+    """Returns the weights of examples for each position of an output, float32, 0 at masked ones; or None."""
+    mask = get_keras_mask(output)
+    if weights is None and mask is None:
         return None
-    shape = ops.shape(student)[:-1]
-    weights = ops.cast(weights, "float32")
-    return ops.broadcast_to(
-        ops.reshape(weights, (*ops.shape(weights), *[1] * (len(shape) - len(weights.shape)))), shape
-    )
+    shape, rank = ops.shape(student)[:-1], len(student.shape) - 1
+    found = ops.ones(shape, "float32")
+    for one in (weights, mask):
+        if one is not None:
+            one = ops.cast(one, "float32")
+            found = found * ops.reshape(one, (*ops.shape(one), *[1] * (rank - len(one.shape))))
+    return found
 
 
 def _reduced(values: Any, output: Any, weights: Any) -> Any:

@@ -54,7 +54,7 @@ WEIGHTS = np.linspace(0, 2, 64)
 @pytest.mark.parametrize(("weight", "temperature"), [(0.9, 4.0), (0.3, 1.0), (1.0, 2.0)])
 def test_the_loss_mixes_labels_and_teacher_and_keeps_regularization_and_weights(teacher, weights, weight, temperature):
     model = plain_network()
-    callback = pk.DistillationCallback(teacher, weight=weight, temperature=temperature)
+    callback = pk.DistillationCallback(teacher, loss="kl", weight=weight, temperature=temperature)
     given = {} if weights is None else {"sample_weight": weights}
     found = model.fit(X[:64], Y[:64], batch_size=64, verbose=0, callbacks=[callback], **given).history["loss"]
     expected = expected_loss(model, teacher, X[:64], Y[:64], weight, temperature, 1.0 if weights is None else weights)
@@ -393,7 +393,7 @@ def two_outputs(seed):
 
 def test_each_output_has_a_term_of_its_kind():
     model, other = two_outputs(1), two_outputs(2)
-    callback = pk.DistillationCallback(other, weight=1.0, temperature=2.0)
+    callback = pk.DistillationCallback(other, loss="kl", weight=1.0, temperature=2.0)
     labels = {"which": Y, "size": X.mean((1, 2, 3))}
     losses = model.fit(X, labels, batch_size=256, epochs=2, verbose=0, callbacks=[callback]).history["loss"]
     (p, a), (q, b) = (one.predict(X, verbose=0) for one in (other, model))
@@ -421,6 +421,39 @@ def test_a_sigmoid_is_learned_as_yes_or_no():
     p, q = other.predict(X, verbose=0).astype("float64"), model.predict(X, verbose=0).astype("float64")
     expected = (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).mean()
     assert loss == pytest.approx(expected, rel=5e-3)
+
+
+def test_the_loss_that_is_chosen_goes_with_the_number_of_classes():
+    def made(classes):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((8, 8, 1)), L.Flatten(), L.Dense(classes, activation="softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    for classes, loss in ((2, "kl"), (3, "dist")):
+        callback = pk.DistillationCallback(made(classes))
+        made(classes).fit(X[:32], Y[:32] % 2, verbose=0, callbacks=[callback])
+        assert [one.loss for one in callback.report.outputs] == [loss]
+
+
+def test_masked_positions_do_not_count():
+    def made(seed):
+        keras.utils.set_random_seed(seed)
+        layers = [L.Embedding(9, 6, mask_zero=True), L.Dense(3)]
+        model = keras.Sequential([keras.Input((None,), dtype="int32"), *layers])
+        model.compile(keras.optimizers.SGD(0.0), LOSS)
+        return model
+
+    tokens = np.random.default_rng(0).integers(1, 9, (8, 5)).astype("int32")
+    padded = np.pad(tokens, [(0, 0), (0, 5)])
+    model, found = made(1), []
+    for inputs in (tokens, padded):
+        callback = pk.DistillationCallback(made(2), weight=1.0)
+        fitted = model.fit(inputs, inputs % 3, batch_size=8, verbose=0, callbacks=[callback])
+        found.append(fitted.history["loss"][0])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    # Their length is not known before.
+    assert callback.report.cached_examples == 0
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="on JAX, Keras builds the loss from labels before it trains")
