@@ -64,11 +64,17 @@ def correlation(one: Any, two: Any, axis: int, weights: Any = None) -> Any:
         axis: The axis.
         weights: Weights along the axis, which broadcast against the tensors; None = equal ones.
     """
-    weights = ops.ones_like(one) if weights is None else ops.broadcast_to(weights, ops.shape(one))
-    total = ops.maximum(ops.sum(weights, axis, keepdims=True), _TINY)
-    one, two = (values - ops.sum(weights * values, axis, keepdims=True) / total for values in (one, two))
-    lengths = [ops.maximum(ops.sum(weights * ops.square(values), axis), _TINY) for values in (one, two)]
-    return ops.sum(weights * one * two, axis) * ops.rsqrt(lengths[0]) * ops.rsqrt(lengths[1])
+    if weights is None:
+        # Apart from weighted ones: few small operations are most of the cost of this loss.
+        one, two = (values - ops.mean(values, axis, keepdims=True) for values in (one, two))
+        moments = [ops.sum(product, axis) for product in (one * two, one * one, two * two)]
+    else:
+        weights = ops.broadcast_to(weights, ops.shape(one))
+        total = ops.maximum(ops.sum(weights, axis, keepdims=True), _TINY)
+        one, two = (values - ops.sum(weights * values, axis, keepdims=True) / total for values in (one, two))
+        moments = [ops.sum(weights * product, axis) for product in (one * two, one * one, two * two)]
+    lengths = [ops.maximum(squares, _TINY) for squares in moments[1:]]
+    return moments[0] * ops.rsqrt(lengths[0]) * ops.rsqrt(lengths[1])
 
 
 def decoupled(teacher: Any, student: Any, labels: Any, temperature: float) -> Any:
