@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from prunekit.initialization import initializers as initializers
     from prunekit.operations.choose_bits import choose_bits as choose_bits
     from prunekit.operations.cluster import cluster as cluster
+    from prunekit.operations.distilling import distilling as distilling
     from prunekit.operations.export import export as export
     from prunekit.operations.factorize import factorize as factorize
     from prunekit.operations.pack import pack as pack, unpack as unpack
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from prunekit.recipe.text.loader import load_recipe as load_recipe
     from prunekit.techniques.cluster.cluster_callback import ClusterCallback as ClusterCallback
     from prunekit.techniques.cluster.options import ClusterOptions as ClusterOptions
+    from prunekit.techniques.distill.distillation_callback import DistillationCallback as DistillationCallback
+    from prunekit.techniques.distill.options import DistillationOptions as DistillationOptions
     from prunekit.techniques.pruning.masks.options import PruningOptions as PruningOptions
     from prunekit.techniques.pruning.training.at_final_sparsity import AtFinalSparsity as AtFinalSparsity
     from prunekit.techniques.pruning.training.callbacks import PruningCallback as PruningCallback
@@ -78,6 +81,7 @@ _MODULES = {
     "prunekit.initialization": ("initializers",),
     "prunekit.operations.choose_bits": ("choose_bits",),
     "prunekit.operations.cluster": ("cluster",),
+    "prunekit.operations.distilling": ("distilling",),
     "prunekit.operations.export": ("export",),
     "prunekit.operations.factorize": ("factorize",),
     "prunekit.operations.pack": ("pack", "unpack"),
@@ -97,6 +101,8 @@ _MODULES = {
     "prunekit.recipe.text.loader": ("load_recipe",),
     "prunekit.techniques.cluster.cluster_callback": ("ClusterCallback",),
     "prunekit.techniques.cluster.options": ("ClusterOptions",),
+    "prunekit.techniques.distill.distillation_callback": ("DistillationCallback",),
+    "prunekit.techniques.distill.options": ("DistillationOptions",),
     "prunekit.techniques.pruning.masks.options": ("PruningOptions",),
     "prunekit.techniques.pruning.training.callbacks": ("PruningCallback",),
     "prunekit.techniques.pruning.training.keep_zeros": ("KeepZeros",),

@@ -11,6 +11,7 @@ from prunekit.operations.export import ExportReport
 from prunekit.operations.quantize import QuantizationResult
 from prunekit.recipe.run.runner import RunResult
 from prunekit.techniques.cluster.cluster_report import ClusterReport
+from prunekit.techniques.distill.distill_report import DistillReport
 from prunekit.techniques.factorize.factorize_report import FactorizeReport
 from prunekit.techniques.pruning.after_training.rounds import RoundsReport
 from prunekit.techniques.quantize.bits.bit_choice import BitChoice
@@ -25,6 +26,7 @@ __all__ = [
     "BlocksReport",
     "ClusterReport",
     "Cost",
+    "DistillReport",
     "ExportReport",
     "FactorizeReport",
     "GroupsReport",

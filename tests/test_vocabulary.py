@@ -29,7 +29,16 @@ OPERATIONS = (
     "choose_bits", "cluster", "export", "factorize", "prune", "prune_in_rounds", "quantize", "remove_blocks",
     "sensitivity", "shrink", "simplify",
 )  # fmt: skip
-CALLS = (*OPERATIONS, "Pruner", "PruningCallback", "Quantizer", "QuantizationCallback", "ClusterCallback")
+CALLS = (
+    *OPERATIONS,
+    "Pruner",
+    "PruningCallback",
+    "Quantizer",
+    "QuantizationCallback",
+    "ClusterCallback",
+    "DistillationCallback",
+    "distilling",
+)
 # What stands before `data`: the model, and the target. Sizes have names, and so have the data beside them.
 TARGETS = {
     "cluster": ["clusters"],
@@ -41,10 +50,10 @@ TARGETS = {
 # Step kind -> the operation that it runs, and the settings that are about its training, its file or its data.
 TRAINING = {"epochs", "learning_rate", "examples"}
 STEPS = {
-    "prune": ("prune", TRAINING | {"schedule", "final_sparsity", "save_best"}),
+    "prune": ("prune", TRAINING | {"schedule", "final_sparsity", "save_best", "distill"}),
     "rounds": ("prune_in_rounds", TRAINING | {"epochs_per_round"}),
     "shrink": ("shrink", TRAINING | {"rounds", "epochs_per_round"}),
-    "quantize": ("quantize", TRAINING | {"begin_epoch", "budget", "drop", "integer_io", "sparse", "name"}),
+    "quantize": ("quantize", TRAINING | {"begin_epoch", "distill", "budget", "drop", "integer_io", "sparse", "name"}),
     "remove_blocks": ("remove_blocks", TRAINING),
     "factorize": ("factorize", TRAINING),
     "cluster": ("cluster", TRAINING),

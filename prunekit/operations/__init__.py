@@ -17,5 +17,6 @@ Python, by command and in a recipe: tests/workflows/test_three_doors.py.
 - `choose_bits`: `pk.choose_bits`
 - `cluster`: `pk.cluster`
 - `factorize`: `pk.factorize`
+- `distilling`: `pk.distilling`, in `fit` and in loops of your own
 - `sensitivity`: `pk.sensitivity`
 """

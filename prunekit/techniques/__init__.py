@@ -5,4 +5,5 @@
 - `quantize`: integers
 - `cluster`: few values, shared by many weights
 - `factorize`: two layers of low rank in the place of one
+- `distill`: a teacher's outputs as a loss
 """

@@ -164,13 +164,14 @@ class StateOfFit:
 
     def __init__(self, model):
         self._model = model
-        self._own = self._ids() if steps_are_pure() else (set(), set())
+        self._own = self._ids() if steps_are_pure() else (set(), set(), set())
 
-    def _ids(self) -> tuple[set[int], set[int]]:
+    def _ids(self) -> tuple[set[int], set[int], set[int]]:
         # What joins a model stands first, among the variables that belong to none of its layers.
         optimizer = getattr(self._model, "optimizer", None)
         held = self._model._trainable_variables, () if optimizer is None else optimizer.variables
-        return {id(variable) for variable in held[0]}, {id(variable) for variable in held[1]}
+        first, second, third = ({id(one) for one in part} for part in (*held, self._model.non_trainable_variables))
+        return first, second, third
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns `function(*args)`, where `function` is a train or test function of Keras."""
@@ -179,7 +180,10 @@ class StateOfFit:
         taken, iterator = args
         joined = [one for one in self._model._trainable_variables if id(one) not in self._own[0]]
         trainable, others, *optimizer, metrics = taken
-        state = [[*(one.value for one in joined), *trainable], others, *map(self._with_guests, optimizer), metrics]
+        known = self._model.non_trainable_variables
+        all_others = self._with_guests(others, known, self._own[2])
+        slots = [self._with_guests(one, self._model.optimizer.variables, self._own[1]) for one in optimizer]
+        state = [[*(one.value for one in joined), *trainable], all_others, *slots, metrics]
         try:
             logs, (trainable, others, *optimizer, metrics) = function(tuple(state), iterator)
         except BaseException:
@@ -188,18 +192,20 @@ class StateOfFit:
         for variable, value in zip(joined, trainable, strict=False):
             # The input array no longer exists: the compiled step was given its memory.
             variable._value = value
-        kept = trainable[len(joined) :]
-        return logs, (kept, others, *map(self._without_guests, optimizer), metrics)
+        kept = trainable[len(joined) :], self._without_guests(others, known, self._own[2])
+        slots = [self._without_guests(one, self._model.optimizer.variables, self._own[1]) for one in optimizer]
+        return logs, (*kept, *slots, metrics)
 
-    def _with_guests(self, own: Sequence[Any]) -> list[Any]:
-        values = iter(own)
-        known = self._model.optimizer.variables
-        return [next(values) if id(variable) in self._own[1] else variable.value for variable in known]
+    @staticmethod
+    def _with_guests(taken: Sequence[Any], known: Sequence[Any], own: set[int]) -> list[Any]:
+        values = iter(taken)
+        return [next(values) if id(variable) in own else variable.value for variable in known]
 
-    def _without_guests(self, state: Sequence[Any]) -> list[Any]:
+    @staticmethod
+    def _without_guests(state: Sequence[Any], known: Sequence[Any], own: set[int]) -> list[Any]:
         kept = []
-        for variable, value in zip(self._model.optimizer.variables, state, strict=True):
-            if id(variable) in self._own[1]:
+        for variable, value in zip(known, state, strict=True):
+            if id(variable) in own:
                 kept.append(value)
             else:
                 variable._value = value
@@ -213,7 +219,10 @@ class StateOfFit:
         """
         model = self._model
         joined = {id(one) for one in model._trainable_variables} - self._own[0]
-        held = [[one for one in model.trainable_variables if id(one) not in joined], model.non_trainable_variables]
+        held = [
+            [one for one in model.trainable_variables if id(one) not in joined],
+            [one for one in model.non_trainable_variables if id(one) in self._own[2]],
+        ]
         if len(taken) > _STATE_OF_TESTS:
             held.append([variable for variable in model.optimizer.variables if id(variable) in self._own[1]])
         held.append(model.metrics_variables)

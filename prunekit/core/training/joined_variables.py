@@ -43,7 +43,8 @@ def joined(model: Any, optimizers: Sequence[Any], variables: Sequence[Any], trai
         stack.enter_context(patching.shadowed(model, "_trainable_variables", [*variables, *own]))
         split.listed = list(model.trainable_variables)
         for name in ("save_own_variables", "load_own_variables", "_check_load_own_variables"):
-            stack.enter_context(patching.wrapped(model, name, functools.partial(_with_own_alone, model, own)))
+            wrap = functools.partial(_with_own_alone, model, "_trainable_variables", own)
+            stack.enter_context(patching.wrapped(model, name, wrap))
         for optimizer in optimizers:
             stack.enter_context(patching.wrapped(optimizer, "build", split.building))
             stack.enter_context(patching.wrapped(_without_loss_scale(optimizer), "apply", split.applying))
@@ -53,6 +54,29 @@ def joined(model: Any, optimizers: Sequence[Any], variables: Sequence[Any], trai
                 stack.enter_context(jax_state.in_optimizer_state(optimizer, rows))
                 wrap = functools.partial(split.applying_purely, optimizer)
                 stack.enter_context(patching.wrapped(optimizer, "stateless_apply", wrap))
+        yield
+
+
+@contextlib.contextmanager
+def in_model_state(model: Any, variables: Sequence[Any]) -> Iterator[None]:
+    """Inside the scope, a training step on JAX gets the variables as arguments, and may assign them.
+
+    They stand first among the model's variables that are not trained. The model saves and loads its own variables
+    alone. On other backends steps read every variable, and nothing is done.
+
+    Args:
+        model: A built model.
+        variables: Variables with `trainable=False`.
+    """
+    if not (jax_state.steps_are_pure() and variables):
+        yield
+        return
+    own = model._non_trainable_variables
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patching.shadowed(model, "_non_trainable_variables", [*variables, *own]))
+        for name in ("save_own_variables", "load_own_variables", "_check_load_own_variables"):
+            wrap = functools.partial(_with_own_alone, model, "_non_trainable_variables", own)
+            stack.enter_context(patching.wrapped(model, name, wrap))
         yield
 
 
@@ -129,9 +153,9 @@ def _without_loss_scale(optimizer: Any) -> Any:
     return optimizer
 
 
-def _with_own_alone(model: Any, own: list[Any], method: Callable[..., Any]) -> Callable[..., Any]:
+def _with_own_alone(model: Any, name: str, own: list[Any], method: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        with patching.shadowed(model, "_trainable_variables", own):
+        with patching.shadowed(model, name, own):
             return method(*args, **kwargs)
 
     return run

@@ -101,6 +101,10 @@ class StepFunctions:
             self._functions[key] = ScopedFunction(self._work.model, self._work.testing, "test")
         return self._functions[key]
 
+    def contain(self, traced: Any) -> bool:
+        """Returns True if the functions were made for a training that contained just this (`in_traces`)."""
+        return self._traced is traced
+
     def keep(self) -> None:
         """Keeps the functions with the model's own for the next training, after the last batch of this one."""
         for (_, variant), function in self._functions.items():
@@ -199,6 +203,10 @@ class ScopedCallback(keras.callbacks.Callback):
     def _next_change(self, fit: ScopedFit) -> float:
         """Returns the next update at which `_prepare_batch` does something else."""
         return float("inf")
+
+    def _without_training(self) -> str:
+        """Returns what `_finish` does if the training ended before the work began, for a note."""
+        return f"the weights were {self.verb} without training"
 
     @property
     def report(self) -> Any:
@@ -321,7 +329,7 @@ class ScopedCallback(keras.callbacks.Callback):
         if not fit.work.begun:
             self._announce(
                 f"The training ended after {fit.counter.now:,} updates, and {self._work.kind} begins at update "
-                f"{self.begin_step:,}: the weights were {self.verb} without training."
+                f"{self.begin_step:,}: {self._without_training()}."
             )
         elif fit.best is not None and fit.best[1]:
             fit.work.assign(fit.best[1])

@@ -7,6 +7,7 @@
 - `sources`: `model`
 - `timing`: durations and schedules
 - `step_base`: the base class of the settings of steps; bounds
+- `distill_settings`: `distill` of steps that train
 - `shrink_settings`: of `shrink`, `remove_blocks`, `simplify`
 - `factorize_settings`: of `factorize`
 - `step_settings`: of `train`, `finetune`, `prune`

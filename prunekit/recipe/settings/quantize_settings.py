@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from prunekit.delivery.reports.rows import INTEGER_FORMAT
+from prunekit.recipe.settings.distill_settings import Distilled, check_distilled
 from prunekit.recipe.settings.fields import (
     EXAMPLES,
     Count,
@@ -98,6 +99,7 @@ class Quantize(StepSettings):
         epochs: Epochs of training on integers; None = no training.
         learning_rate: Learning rate of this training; None means that of the recipe's compile settings.
         begin_epoch: Number of epochs in floating point before it; the step trains `epochs` epochs in all.
+        distill: What the model learns from a teacher in this training; None = nothing.
         bits: Bits of the weights, 2 to 8; bits to choose from; or bits by patterns, with "float". None = 8, or 4 and
             8 to choose from.
         budget: Largest number of bytes of all weights, for which bits are chosen; None = none.
@@ -122,6 +124,7 @@ class Quantize(StepSettings):
     epochs: Epochs | None = None
     learning_rate: Positive | None = None
     begin_epoch: Annotated[int, Field(ge=0)] = 0
+    distill: Distilled = None
     bits: Annotated[Bits, BeforeValidator(_bits)] = None
     budget: Count | None = None
     drop: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -235,6 +238,7 @@ class Quantize(StepSettings):
     def check(self, earlier: Sequence[Any]) -> None:
         """Refuses weights on grids, and weights of few values where rounding makes equal ones different."""
         super().check(earlier)
+        check_distilled(self, earlier)
         given = self.fewest_bits
         bits = [one for one in (given.values() if isinstance(given, dict) else [given]) if one != "float"]
         if self.trains:
@@ -298,6 +302,7 @@ class Quantize(StepSettings):
             parts.append(epochs_text(self.epochs))
             parts += [f"on integers after {self.begin_epoch}"] if self.begin_epoch else []
             parts += [] if self.learning_rate is None else [f"learning rate {self.learning_rate:g}"]
+            parts += [] if self.distill is None else [self.distill.text()]
         parts += [f"rate {self.rate:g}"] if self.rate else []
         parts += ["full integer"] if self.full_integer else []
         return ", ".join([*parts, *patterns_text(self), f"as {self.file!r}"])

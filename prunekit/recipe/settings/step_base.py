@@ -39,6 +39,7 @@ class StepSettings(Settings):
         returns_new_model: True if the step may replace the model by another object.
         leaves: What the step leaves in the weights; None = nothing that a later step could destroy.
         keeps: What the step keeps of that which earlier steps left. Masks keep zeros in every training.
+        only_trains: True if the step trains the model and compresses nothing.
         checkpointed: True if a checkpoint follows the step. False suits steps that cost next to nothing to repeat.
     """
 
@@ -46,6 +47,7 @@ class StepSettings(Settings):
     returns_new_model: ClassVar[bool] = False
     leaves: ClassVar[Invariant | None] = None
     keeps: ClassVar[frozenset[Invariant]] = frozenset({ZEROS, RANKS})
+    only_trains: ClassVar[bool] = False
     checkpointed: ClassVar[bool] = True
 
     def text(self) -> str:

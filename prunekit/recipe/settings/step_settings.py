@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
+from prunekit.recipe.settings.distill_settings import Distilled, check_distilled
 from prunekit.recipe.settings.fields import (
     Configured,
     Count,
@@ -74,16 +75,19 @@ class Train(StepSettings):
         group_lasso: Strength of a group lasso on channels during the training, as of `pk.penalties.GroupLasso`; None =
             none.
         growing_regularization: Penalty on channels that a later step removes; None = none.
+        distill: What the model learns from a teacher meanwhile; None = nothing.
     """
 
     example: ClassVar[str] = "{epochs: 10}"
     changes_weights: ClassVar[bool] = True
+    only_trains: ClassVar[bool] = True
     keeps: ClassVar[frozenset[Invariant]] = frozenset({ZEROS, RANKS, CODEBOOKS})
     epochs: Epochs
     learning_rate: Positive | None = None
     keep_zeros: bool = True
     group_lasso: Positive | None = None
     growing_regularization: GrowingPenalty | None = None
+    distill: Distilled = None
 
     @model_validator(mode="after")
     def _one_penalty(self) -> Self:
@@ -98,7 +102,13 @@ class Train(StepSettings):
         penalty = "" if self.group_lasso is None else f", group lasso {self.group_lasso:g}"
         if self.growing_regularization is not None:
             penalty = f", growing regularization of all but {self.growing_regularization.channels:g} of the channels"
-        return f"{epochs_text(self.epochs)}{rate}{penalty}{zeros}"
+        taught = "" if self.distill is None else f", {self.distill.text()}"
+        return f"{epochs_text(self.epochs)}{rate}{penalty}{zeros}{taught}"
+
+    def check(self, earlier: Sequence[Any]) -> None:
+        """Refuses weights on grids, and a teacher that does not exist."""
+        super().check(earlier)
+        check_distilled(self, earlier)
 
     @property
     def trains(self) -> bool:
@@ -146,6 +156,7 @@ class Prune(StepSettings):
     schedule: ScheduleSettings | None = None
     sparsity: Sparsity | None = None
     learning_rate: Positive | None = None
+    distill: Distilled = None
     criterion: Annotated[str | Configured, registered(CRITERIA)] = "auto"
     pattern: Annotated[str, AfterValidator(checked_pattern)] = "unstructured"
     allocation: Annotated[str | Configured, registered(ALLOCATIONS)] = "auto"
@@ -273,6 +284,7 @@ class Prune(StepSettings):
             parts = [f"{self.epochs} epochs", f"{self.schedule.type} to {self.final_sparsity:g}", *moments]
         if self.learning_rate is not None:
             parts.append(f"learning rate {self.learning_rate:g}")
+        parts += [] if self.distill is None else [self.distill.text()]
         parts += [str(self.criterion), self.pattern, str(self.allocation)]
         if self.policy != "gradual":
             parts.append(f"policy {self.policy}")
@@ -281,6 +293,7 @@ class Prune(StepSettings):
     def check(self, earlier: Sequence[Any]) -> None:
         """Refuses weights on grids, sparsities below earlier ones, and N:M patterns after shrink steps that misfit."""
         super().check(earlier)
+        check_distilled(self, earlier)
         self._check_widths(earlier)
         for before in reversed(earlier):
             # Compare only steps with equal include and exclude: without the model the targets are not known.

@@ -2,6 +2,7 @@
 
 - `step_handler`: the base class
 - `planned_counts`: counts of final masks, for a plan
+- `distillation`: `distill` of steps that train
 - `prune_step`: `prune`
 - `cluster_step`: `cluster`
 - `train_step`: `train`, `finetune`

@@ -14,6 +14,7 @@ from prunekit.recipe.settings.fields import EXAMPLES, make, name_of
 from prunekit.recipe.settings.step_settings import Prune
 from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
+from prunekit.recipe.steps.distillation import distillation, prepared_teacher
 from prunekit.recipe.steps.planned_counts import counts_note, planned_targets
 from prunekit.recipe.steps.step_handler import (
     PlannedStep,
@@ -49,6 +50,7 @@ class PreparedPruning(PreparedStep):
         tried: The allocations that the run tries, beginning with that of `options`; () if it tries none.
         found: What the step prunes.
         run: Model and data of the run.
+        teacher: The teacher in the file that the step names, or None.
     """
 
     schedule: Schedule
@@ -57,6 +59,7 @@ class PreparedPruning(PreparedStep):
     tried: tuple[str, ...]
     found: ResolvedTargets
     run: RunInputs
+    teacher: Any = None
 
 
 class PruneStep(StepHandler[PreparedPruning]):
@@ -85,7 +88,14 @@ class PruneStep(StepHandler[PreparedPruning]):
         check_statistics(settings.needs, run.model, found.targets)
         tried = () if training or source is None else tried_allocations(given, run.model, options)
         return PreparedPruning(
-            settings, schedule=schedule, given=given, options=options, tried=tried, found=found, run=run
+            settings,
+            schedule=schedule,
+            given=given,
+            options=options,
+            tried=tried,
+            found=found,
+            run=run,
+            teacher=prepared_teacher(settings.distill, run),
         )
 
     def planned(self, prepared: PreparedPruning, step: PlannedStep) -> PlannedStep:
@@ -156,8 +166,13 @@ def _pruned(prepared: PreparedPruning, workspace: Workspace) -> tuple[Pruner, St
         chosen = choices_sections(pruning.pruner.run.options.choices)
         return pruning.pruner, StepResult(sections=[*chosen, *([layer_error_section(errors)] if errors else [])])
     callback = PruningCallback(schedule, data=data, **prepared.options.arguments)
-    history = workspace.fit(settings.epochs, settings.learning_rate, callback)
-    return callback.pruner, StepResult(history=history, sections=choices_sections(prepared.options.choices))
+    taught = distillation(settings.distill, prepared.teacher, workspace)
+    history = workspace.fit(settings.epochs, settings.learning_rate, callback, *taught)
+    sections = [
+        *choices_sections(prepared.options.choices),
+        *(part for one in taught for part in one.report.sections()),
+    ]
+    return callback.pruner, StepResult(history=history, sections=sections)
 
 
 def _progress(workspace: Workspace) -> Progress:

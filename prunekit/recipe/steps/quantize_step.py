@@ -22,6 +22,7 @@ from prunekit.recipe.state.export_samples import export_samples, measures_all, m
 from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.steps.cluster_step import trained_clusters
+from prunekit.recipe.steps.distillation import distillation, prepared_teacher
 from prunekit.recipe.steps.export_step import measure_of_files
 from prunekit.recipe.steps.prune_step import calibration_data
 from prunekit.recipe.steps.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult, require_backend
@@ -48,11 +49,13 @@ class PreparedQuantize(PreparedStep):
         options: Options of the quantization.
         plan: Bits, granularity and range rule of each weight and tensor, and what stays in floating point.
         notes: Notes below the plan.
+        teacher: The teacher in the file that the step names, or None.
     """
 
     options: QuantizationOptions
     plan: PlannedQuantization
     notes: tuple[str, ...] = ()
+    teacher: Any = None
 
 
 class QuantizeStep(StepHandler[PreparedQuantize]):
@@ -78,7 +81,8 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         if settings.candidates:
             bits = " or ".join(map(str, settings.candidates))
             plan = dataclasses.replace(plan, weights=tuple((*row[:2], bits, *row[3:]) for row in plan.weights))
-        return PreparedQuantize(settings, options=options, plan=plan, notes=notes)
+        teacher = prepared_teacher(settings.distill, run)
+        return PreparedQuantize(settings, options=options, plan=plan, notes=notes, teacher=teacher)
 
     def planned(self, prepared: PreparedQuantize, step: PlannedStep) -> PlannedStep:
         """Returns the entry of the plan, with tables of the weights and of the tensors between layers."""
@@ -97,6 +101,7 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         before = _metrics_before(workspace, samples)
 
         history: dict[str, list[float]] = {}
+        taught: list[Any] = []
         # A resumed training has other weights by now, for which other bits might be chosen.
         known = state.own.get("bit_choice")
         choice = _choice(prepared, workspace, data) if known is None else from_plain(BitChoice, known)
@@ -109,7 +114,8 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
                 options, workspace, data, workspace.step_progress("{}", start, 0.5), settings.memory
             )
         else:
-            found, history = _in_training(settings, options, workspace, data)
+            taught = distillation(settings.distill, prepared.teacher, workspace)
+            found, history = _in_training(settings, options, workspace, data, taught)
             # With weights on grids. A run that resumes inside the training does not have the model from before it.
             floats = outputs_of(workspace.model, samples)
         workspace.report_progress(0.5, "measuring the simulation")
@@ -130,6 +136,7 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
                 *_metrics_sections(before, on_samples, row),
                 *([] if choice is None else choice.sections()),
                 *found.report.sections(),
+                *(part for one in taught for part in one.report.sections()),
                 *sections,
             ],
             text=text,
@@ -192,13 +199,15 @@ def _after_training(
 
 
 def _in_training(
-    settings: Any, options: QuantizationOptions, workspace: Workspace, data: Any
+    settings: Any, options: QuantizationOptions, workspace: Workspace, data: Any, taught: Sequence[Any]
 ) -> tuple[QuantizationState, dict[str, list[float]]]:
     begin = settings.begin_epoch * (workspace.run.steps_per_epoch or 0)
     given = {name: getattr(options, name) for name in _TRAINING_OPTIONS}
     callback = QuantizationCallback(data, begin_step=begin, rate=settings.rate, **given)
     with workspace.holding_masks(), workspace.noting():
-        history = workspace.fit(settings.epochs, settings.learning_rate, callback, *trained_clusters(workspace))
+        history = workspace.fit(
+            settings.epochs, settings.learning_rate, callback, *trained_clusters(workspace), *taught
+        )
     return callback.report.state, history
 
 
