@@ -10,6 +10,7 @@ from prunekit.operations.export import ExportReport
 from prunekit.operations.quantize import QuantizationResult
 from prunekit.recipe.run.runner import RunResult
 from prunekit.techniques.cluster.cluster_report import ClusterReport
+from prunekit.techniques.factorize.dimension.dimension_report import DimensionReport
 from prunekit.techniques.factorize.factorize_report import FactorizeReport
 from prunekit.techniques.pruning.after_training.rounds import RoundsReport
 from prunekit.techniques.quantize.bits.bit_choice import BitChoice
@@ -24,6 +25,7 @@ __all__ = [
     "BlocksReport",
     "ClusterReport",
     "Cost",
+    "DimensionReport",
     "ExportReport",
     "FactorizeReport",
     "GroupsReport",

@@ -16,5 +16,6 @@ Python, by command and in a recipe: tests/workflows/test_three_doors.py.
 - `choose_bits`: `pk.choose_bits`
 - `cluster`: `pk.cluster`
 - `factorize`: `pk.factorize`
+- `reduce_dimension`: `pk.reduce_dimension`
 - `sensitivity`: `pk.sensitivity`
 """

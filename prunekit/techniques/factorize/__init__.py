@@ -11,6 +11,7 @@
 - `new_model`: the model with pairs of layers
 - `rank_choice`: the rank of each layer
 - `factorizing`: the whole model
+- `dimension`: one dimension of a tensor
 
 Design
 

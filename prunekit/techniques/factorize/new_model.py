@@ -71,7 +71,7 @@ def _inserted(
     pairs = []
     for target in chosen:
         kind = "projection" if target.role == "embedding" else "reduction"
-        name = _free(f"{graph.names.get(id(target.layer), target.layer.name)}_{kind}", taken)
+        name = free_name(f"{graph.names.get(id(target.layer), target.layer.name)}_{kind}", taken)
         bias = getattr(target.layer, "bias", None)
         pair = pair_of(target, *found.factors[target.name], None if bias is None else values.get(id(bias)), name)
         insert(graph, target, pair)
@@ -111,7 +111,8 @@ def verify(model: Any, made: Any, found: Found, inputs: Any) -> None:
             )
 
 
-def _free(name: str, taken: set[str]) -> str:
+def free_name(name: str, taken: set[str]) -> str:
+    """Returns the name, with a number if it is taken, and adds it to the taken ones."""
     number, found = 1, name
     while found in taken:
         found = f"{name}_{number}"
