@@ -31,6 +31,8 @@ Centroids = Literal["auto", "optimum", "quantile"]
 # How entries take values in training, and what of their gradients a centroid receives.
 Assignment = Literal["nearest", "soft"]
 CentroidGradients = Literal["average", "sum"]
+# Forms of convolutions of low rank.
+LowRankForm = Literal["auto", "channels", "separable", "tucker"]
 # Sizes of a model that are calculated, and those that are measured on LiteRT files.
 CALCULATED, MEASURED = ("channels", "parameters", "macs"), ("bytes", "latency")
 MEASURES = (*CALCULATED, *MEASURED)

@@ -4,5 +4,5 @@
 - `shrink`: removal of channels and layers
 - `quantize`: integers
 - `cluster`: few values, shared by many weights
-- `factorize`: two layers of low rank in the place of one
+- `factorize`: layers of low rank in the place of one
 """

@@ -17,6 +17,7 @@ from prunekit.techniques.factorize.dimension.dimension_layers import reduction, 
 from prunekit.techniques.factorize.dimension.dimension_options import DimensionOptions
 from prunekit.techniques.factorize.dimension.dimension_report import DimensionReport, DimensionSize
 from prunekit.techniques.factorize.dimension.modes import Mode, ModeMoments
+from prunekit.techniques.factorize.layer_parts import insert_before
 from prunekit.techniques.factorize.new_model import free_name
 from prunekit.techniques.shrink.channels.optimizer_state import carry_over, class_notes
 from prunekit.techniques.shrink.graph.graph_builder import build
@@ -87,7 +88,8 @@ def in_model(model: Any, name: str, batches: Iterable[Any], options: DimensionOp
     if options.restore:
         added.append(restoration(mode, axis, size, shape, free_name(f"{name}_restore", taken), layer.dtype_policy))
     for level, call in calls:
-        _insert(level, call, added)
+        insert_before(level, call, added)
+        level.sweep()
     made, variables = _built(graph, name, options)
     for one in added:
         for variable in one.variables:
@@ -173,17 +175,6 @@ def _declared(calls: Sequence[tuple[Graph, GraphCall]], axis: int, name: str) ->
             f"dimension {axis} is open. Reduce another one, or build the model for one length."
         )
     return found
-
-
-def _insert(level: Graph, call: GraphCall, added: Sequence[Any]) -> None:
-    source, place = call.inputs[0], level.calls.index(call)
-    tensor = source
-    for layer in added:
-        after = keras.KerasTensor(layer.compute_output_shape(tensor.shape), dtype=layer.compute_dtype)
-        level.calls.insert(place, GraphCall(layer, (tensor,), {}, (after,)))
-        tensor, place = after, place + 1
-    call.map_inputs(lambda one: tensor if one is source else one)
-    level.sweep()
 
 
 def _built(graph: LayerGraph, name: str, options: DimensionOptions) -> tuple[Any, Any]:
