@@ -97,6 +97,9 @@ def test_nothing_is_fitted_to_the_rounding_of_layers_before(form):
     targets, _ = candidates(model, options)
     fitting = Fitting(model, targets, options, x)
     found = fitting.factors({one.name: [layout_of(one).full(form)] for one in targets})
+    for one in targets:
+        kernel = keras.ops.convert_to_numpy(one.variable).astype("float64")
+        np.testing.assert_allclose(found.factors[one.name].matrix, kernel.reshape(-1, 8), atol=1e-12)
     made, _, _ = with_parts(model, targets, found)
     assert difference(outputs(model, x), outputs(made, x)) < 3e-6
 

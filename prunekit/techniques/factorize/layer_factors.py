@@ -15,8 +15,9 @@ from prunekit.techniques.factorize.forms import Factors, Layout, Structure
 from prunekit.techniques.factorize.ranks import Rivals
 from prunekit.techniques.factorize.window_forms import WindowForms
 
-# Squared change of a layer's outputs, relative to these, that comes from rounding alone: nothing is fitted to it.
-_ROUNDING = 1e-9
+# Squared change of a layer's outputs, relative to these, up to which it may come from rounding alone, also that of sums
+# in float32: nothing is fitted to it.
+_ROUNDING = 1e-6
 
 
 class Factorizer:
