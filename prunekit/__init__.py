@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from prunekit.operations.quantization_callback import QuantizationCallback as QuantizationCallback
     from prunekit.operations.quantization_training import Quantizer as Quantizer
     from prunekit.operations.quantize import quantize as quantize
+    from prunekit.operations.reduce_dimension import reduce_dimension as reduce_dimension
     from prunekit.operations.remove_blocks import remove_blocks as remove_blocks
     from prunekit.operations.sensitivity import sensitivity as sensitivity
     from prunekit.operations.shrink import shrink as shrink
@@ -90,6 +91,7 @@ _MODULES = {
     "prunekit.operations.quantization_callback": ("QuantizationCallback",),
     "prunekit.operations.quantization_training": ("Quantizer",),
     "prunekit.operations.quantize": ("quantize",),
+    "prunekit.operations.reduce_dimension": ("reduce_dimension",),
     "prunekit.operations.remove_blocks": ("remove_blocks",),
     "prunekit.operations.sensitivity": ("sensitivity",),
     "prunekit.operations.shrink": ("shrink",),

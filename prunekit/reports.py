@@ -12,6 +12,7 @@ from prunekit.operations.quantize import QuantizationResult
 from prunekit.recipe.run.runner import RunResult
 from prunekit.techniques.cluster.cluster_report import ClusterReport
 from prunekit.techniques.distill.distill_report import DistillReport
+from prunekit.techniques.factorize.dimension.dimension_report import DimensionReport
 from prunekit.techniques.factorize.factorize_report import FactorizeReport
 from prunekit.techniques.pruning.after_training.rounds import RoundsReport
 from prunekit.techniques.quantize.bits.bit_choice import BitChoice
@@ -27,6 +28,7 @@ __all__ = [
     "ClusterReport",
     "Cost",
     "DistillReport",
+    "DimensionReport",
     "ExportReport",
     "FactorizeReport",
     "GroupsReport",

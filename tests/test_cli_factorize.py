@@ -46,3 +46,13 @@ def test_json_has_the_same(run, stored):
 )
 def test_a_mistake_is_one_line(run, stored, arguments, words):
     assert_mistake(run("factorize", stored, "-o", "small.keras", *arguments), *words)
+
+
+def test_a_form_makes_the_layers_of_convolutions(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keras.Sequential([keras.Input((9, 9, 4)), keras.layers.Conv2D(16, 3, name="conv")]).save("net.keras")
+    code, out, _ = run("factorize", "net.keras", "-o", "small.keras", "--rank", "3", "--form", "separable")
+    assert code == 0 and "separable" in out
+    model = keras.saving.load_model("small.keras", compile=False)
+    assert tuple(model.get_layer("conv").kernel.shape) == (1, 3, 3, 16)
+    assert_mistake(run("factorize", "net.keras", "-o", "s.keras", "--rank", "3", "--form", "cp"), "--form", "tucker")

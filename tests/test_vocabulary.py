@@ -26,7 +26,8 @@ OTHER_NAMES = {
     "weights": "bits",
 }
 OPERATIONS = (
-    "choose_bits", "cluster", "export", "factorize", "prune", "prune_in_rounds", "quantize", "remove_blocks",
+    "choose_bits", "cluster", "export", "factorize", "prune", "prune_in_rounds", "quantize",
+    "reduce_dimension", "remove_blocks",
     "sensitivity", "shrink", "simplify",
 )  # fmt: skip
 CALLS = (
@@ -46,6 +47,7 @@ TARGETS = {
     "prune_in_rounds": ["train", "sparsity"],
     "remove_blocks": ["blocks"],
     "export": ["path"],
+    "reduce_dimension": ["layer"],
 }
 # Step kind -> the operation that it runs, and the settings that are about its training, its file or its data.
 TRAINING = {"epochs", "learning_rate", "examples"}

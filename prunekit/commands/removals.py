@@ -38,6 +38,7 @@ from prunekit.sparsity.shorthands import (
     TARGETS,
     Approximation,
     ChannelAllocation,
+    LowRankForm,
     Repair,
 )
 from prunekit.terminal import console, load_keras_quietly
@@ -206,6 +207,14 @@ def _rank(text: str) -> int | dict[str, int | str]:
 @click.option("--latency", type=float, help="Fraction of the file's latency on this machine (one thread) to keep.")
 @click.option("--rank", type=Parsed(_rank), metavar="N|PATTERN=N,...", help="Values between the two layers.")
 @click.option("--energy", type=float, help="Fraction of the squared outputs of each layer to keep, such as 0.99.")
+@click.option(
+    "--form",
+    type=click.Choice(get_args(LowRankForm)),
+    default="auto",
+    show_default=True,
+    help="Convolutions: k x k to few channels, then 1 x 1 (channels); k x 1, then 1 x k (separable); 1 x 1, k x k, "
+    "1 x 1 (tucker); or the least error at its cost for each layer.",
+)
 @_output_option
 @data_options("Training examples, on which factors are fitted to what each layer computes")
 @examples_option
@@ -215,7 +224,7 @@ def _rank(text: str) -> int | dict[str, int | str]:
 @force_option
 @json_option
 def factorize(model: str, output: str, force: bool, as_json: bool, **options: Any) -> int:
-    """Replace layers by two of low rank.
+    """Replace layers by two or three of low rank.
 
     MODEL is a .keras file; it is not changed. Exactly one of --parameters, --macs, --bytes, --latency, --rank and
     --energy says how small the layers become. NEW.keras holds the smaller model without its optimizer. What would not

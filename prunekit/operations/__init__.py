@@ -18,5 +18,6 @@ Python, by command and in a recipe: tests/workflows/test_three_doors.py.
 - `cluster`: `pk.cluster`
 - `factorize`: `pk.factorize`
 - `distilling`: `pk.distilling`, in `fit` and in loops of your own
+- `reduce_dimension`: `pk.reduce_dimension`
 - `sensitivity`: `pk.sensitivity`
 """

@@ -1,4 +1,4 @@
-"""factorize: two layers of low rank in the place of one; returns a smaller model."""
+"""factorize: two or three layers of low rank in the place of one; returns a smaller model."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def factorize(  # noqa: PLR0913
     progress: Progress | None = None,
     **options: Unpack[FactorizeKeywords],
 ) -> tuple[Any, FactorizeReport]:
-    """Replaces layers by two of low rank; returns (a smaller model, its report). The given model is not changed.
+    """Replaces layers by several of low rank; returns (a smaller model, its report). The given model is not changed.
 
     A Dense layer from 800 to 500 becomes one from 800 to 64 and one from 64 to 500. Factorized are Dense and
-    EinsumDense layers, also those inside attentions, convolutions (k x k to a few channels, then 1 x 1), and embedding
-    tables; layers that would not become smaller, and layers of other kinds, stay as they are. The new model has the
-    same inputs and outputs, loads without prunekit, and keeps names, compile settings and the optimizer's state, so
-    that training goes on.
+    EinsumDense layers, also those inside attentions, convolutions (in one of three forms), and embedding tables; layers
+    that would not become smaller, and layers of other kinds, stay as they are. The new model has the same inputs and
+    outputs, loads without prunekit, and keeps names, compile settings and the optimizer's state, so that training goes
+    on.
 
     Args:
         model: A built Keras model.
@@ -46,14 +46,14 @@ def factorize(  # noqa: PLR0913
         macs: Share of the multiply-accumulates of one example that is left.
         bytes: Share of the bytes of the exported LiteRT file (float32) that is left. Files are exported until one fits.
         latency: Share of this file's latency on this machine that is left, in LiteRT on one thread.
-        rank: Number of values between the two layers; or ranks by patterns, {"head": 16, "block_*": "full"}: others
+        rank: Number of values between the layers; or ranks by patterns, {"head": 16, "block_*": "full"}: others
             stay as they are.
         energy: Share of the squared outputs of each layer that is kept, such as 0.99. Exactly one of the six is given.
         data: Calibration data, as `pk.prune` takes them. None = synthetic inputs (random signals), which lose more.
         memory: Largest number of bytes of activations that are kept between layers; with less, those of wide layers are
             computed again, which takes time and changes no result.
         progress: Told of each weight: (done, total, name).
-        **options: `correct_biases`, `tolerance`, `include`, `exclude`: see `FactorizeOptions`.
+        **options: `form`, `correct_biases`, `tolerance`, `include`, `exclude`: see `FactorizeOptions`.
 
     Raises:
         ValueError: No target, or several; the target cannot be reached; no layer becomes smaller; the model's calls
@@ -61,7 +61,8 @@ def factorize(  # noqa: PLR0913
             the TensorFlow backend and ai-edge-litert.
         TypeError: `model` is not a Keras 3 model; an option is unknown; a size has no name.
 
-    Source: Zhang et al. 2015, arXiv:1505.06798 (low rank by the principal components of a layer's outputs).
+    Source: Zhang et al. 2015, arXiv:1505.06798 (low rank by the principal components of a layer's outputs);
+        Jaderberg et al. 2014, arXiv:1405.3866 ("separable"); Kim et al. 2016, arXiv:1511.06530 ("tucker").
     """
     if size:
         raise TypeError(

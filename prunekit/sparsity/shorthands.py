@@ -33,6 +33,8 @@ Assignment = Literal["nearest", "soft"]
 CentroidGradients = Literal["average", "sum"]
 # What a student learns from the outputs of its teacher.
 DistillationLoss = Literal["auto", "kl", "dist", "dkd", "mse"]
+# Forms of convolutions of low rank.
+LowRankForm = Literal["auto", "channels", "separable", "tucker"]
 # Sizes of a model that are calculated, and those that are measured on LiteRT files.
 CALCULATED, MEASURED = ("channels", "parameters", "macs"), ("bytes", "latency")
 MEASURES = (*CALCULATED, *MEASURED)

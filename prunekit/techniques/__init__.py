@@ -4,6 +4,6 @@
 - `shrink`: removal of channels and layers
 - `quantize`: integers
 - `cluster`: few values, shared by many weights
-- `factorize`: two layers of low rank in the place of one
+- `factorize`: layers of low rank in the place of one
 - `distill`: a teacher's outputs as a loss
 """

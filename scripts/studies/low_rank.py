@@ -1,5 +1,6 @@
-"""Layers of low rank after training, beside decompositions of weights, plain and scaled by activations."""
+"""Layers of low rank after training, beside decompositions of weights, plain and scaled by activations; forms."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,20 @@ import numpy as np
 
 import prunekit as pk
 from prunekit.core.statistics.layer_products import product_of
+from prunekit.delivery.litert.latency import input_arrays, measured_latencies, plain_file
 from prunekit.techniques.factorize.factorizing import candidates
+from prunekit.techniques.factorize.fitting import Fitting
 from prunekit.techniques.factorize.low_rank import directions_of
 from prunekit.techniques.factorize.options import FactorizeOptions
-from studies.few_bits import FewBits
+from prunekit.techniques.factorize.rank_choice import Sizes
+from studies.few_bits import SECONDS, FewBits
 from studies.quantization import EXAMPLES, NETWORKS
 from studies.results import Results, measure_networks
 
 SHARES = (0.7, 0.5, 0.3)
+# Forms of convolutions, shares of the multiply-accumulates, and the end of the keys of their results.
+FORMS, MACS = ("channels", "separable", "tucker", "auto"), (0.8, 0.6, 0.4)
+BY_FORM = ", forms"
 # Rows of a layer that are read, and that are compared.
 ROWS = 20_000
 PAGE = Path("docs/measured/low-rank.md")
@@ -23,7 +30,7 @@ HEAD = f"""# Measured: layers of low rank after training
 
 The networks are those of [quantization](quantization.md), without further training. Accuracies are on the 10,000 test
 images; {EXAMPLES:,} training images are read, drawn with seed 0; one run each. The call:
-`pk.factorize(model, parameters=share, data=images)`. `scripts/study low-rank` makes this page.
+`pk.factorize(model, parameters=share, data=images, form="channels")`. `scripts/study low-rank` makes this page.
 
 """
 LAYERS = """
@@ -36,6 +43,24 @@ the mean error of all three.
 
 | network | layers | beside SVD | beside ASVD |
 |---|---:|---:|---:|
+"""
+
+
+FORMS_HEAD = f"""
+## Forms of convolutions
+
+`pk.factorize(model, macs=share, data=images, form=form)`. The time is that of a call of the LiteRT file in float32
+relative to that of the dense network's file, on one thread, the files in turns for {SECONDS:g} seconds.
+
+| network (dense) | MACs | form | forms taken | parameters left | accuracy | time |
+|---|---:|---|---|---:|---:|---:|
+"""
+HALF_HEAD = """
+Each convolution alone, with at most half of its weights: squared error of its outputs relative to the outputs, on the
+images that were read. "–": the window has no such form.
+
+| network | convolution | channels | separable | tucker |
+|---|---|---:|---:|---:|
 """
 
 
@@ -77,12 +102,61 @@ class LowRank(FewBits):
         """Accuracy and ranks with a share of the parameters."""
         self._model.set_weights(self._weights)
         try:
-            smaller, report = pk.factorize(self._model, parameters=share, data=data)
+            smaller, report = pk.factorize(self._model, parameters=share, data=data, form="channels")
         except ValueError as error:
             return {"refused": str(error)}
         found = np.asarray(smaller.predict(self.test[0], batch_size=500, verbose=0))
         right = float((found.argmax(-1) == self.test[1].reshape(-1)).mean())
         return {"accuracy": right, "layers": len(report.layers), "parameters": report.parameters, "macs": report.macs}
+
+    def by_form(self) -> dict[str, Any]:
+        """Accuracy, sizes and time with shares of the multiply-accumulates in each form; errors at half a weight."""
+        self._model.set_weights(self._weights)
+        found: dict[str, Any] = {"dense": self._measured()["accuracy"], "halves": self._halves()}
+        with tempfile.TemporaryDirectory() as folder:
+            files = [Path(folder) / "dense.tflite"]
+            files[0].write_bytes(plain_file(self._model, self.images[:1]))
+            measured = []
+            for key in (f"{share} {form}" for share in MACS for form in FORMS):
+                share, form = key.split()
+                try:
+                    smaller, report = pk.factorize(self._model, macs=float(share), data=self.images, form=form)
+                except ValueError as error:
+                    found[key] = {"refused": str(error)}
+                    continue
+                outputs = np.asarray(smaller.predict(self.test[0], batch_size=500, verbose=0))
+                right = float((outputs.argmax(-1) == self.test[1].reshape(-1)).mean())
+                taken = {one.name: f"{one.form} {'-'.join(map(str, one.ranks))}" for one in report.layers}
+                found[key] = {"accuracy": right, "taken": taken, "parameters": report.parameters, "macs": report.macs}
+                files.append(Path(folder) / f"{len(files)}.tflite")
+                files[-1].write_bytes(plain_file(smaller, self.images[:1]))
+                measured.append(key)
+            inputs = input_arrays(self._model, self.images[:1])
+            latencies = measured_latencies(files, [inputs] * len(files), SECONDS)
+        for number, key in enumerate(measured, 1):
+            found[key]["time"] = latencies.share(number)[0]
+        return found
+
+    def _halves(self) -> dict[str, dict[str, float]]:
+        """Errors of each form of each convolution with at most half of its weights."""
+        found: dict[str, dict[str, float]] = {}
+        convolutions = (keras.layers.Conv1D, keras.layers.Conv2D)
+        names = [one.name for one in self._model.layers if isinstance(one, convolutions)]
+        for target in candidates(self._model, FactorizeOptions())[0]:
+            if target.layer.name in names:
+                found[target.name] = self._half(target)
+        return found
+
+    def _half(self, target: Any) -> dict[str, float]:
+        fitting = Fitting(self._model, [target], FactorizeOptions(), self.images)
+        curve = Sizes(self._model).curves([target], fitting.errors(), "auto")[target.name]
+        small = [one for one in curve.choices if one.parameters <= target.size / 2]
+        best: dict[str, Any] = {}
+        for one in sorted(small, key=lambda one: -one.error):
+            best[one.structure.form] = one.structure
+        return {
+            form: fitting.factors({target.name: [structure]}).errors[target.name] for form, structure in best.items()
+        }
 
     def run(self) -> dict[str, Any]:
         """All figures of the network."""
@@ -119,8 +193,33 @@ def page(results: Results) -> str:
             f"| {title} | {len(table)} | {table[:, 0].max():.2f}, {np.median(table[:, 0]):.2f} | "
             f"{table[:, 1].max():.2f}, {np.median(table[:, 1]):.2f} |"
         )
-    return HEAD + "## Accuracy\n\n" + "\n".join(lines) + "\n" + LAYERS + "\n".join(ratios) + "\n"
+    return HEAD + "## Accuracy\n\n" + "\n".join(lines) + "\n" + LAYERS + "\n".join(ratios) + "\n" + _forms(results)
+
+
+def _forms(results: Results) -> str:
+    lines, halves = [], []
+    for name, title in NETWORKS.items():
+        found = results.values.get(f"{name}{BY_FORM}", {})
+        for key in (f"{share} {form}" for share in MACS for form in FORMS if f"{share} {form}" in found):
+            (share, form), one = key.split(), found[key]
+            cells = ["–"] * 4
+            if "accuracy" in one:
+                taken = ", ".join(f"{layer.partition('/')[0]} {text}" for layer, text in one["taken"].items())
+                left = one["parameters"][1] / one["parameters"][0]
+                cells = [taken, f"{left:.2f}", f"{one['accuracy']:.4f}", f"{one['time']:.2f}"]
+            lines.append(f"| {title} ({found['dense']:.4f}) | {share} | {form} | {' | '.join(cells)} |")
+        for layer, errors in found.get("halves", {}).items():
+            cells = [f"{errors[form]:.4f}" if form in errors else "–" for form in FORMS[:-1]]
+            halves.append(f"| {title} | {layer.partition('/')[0]} | {' | '.join(cells)} |")
+    if not lines:
+        return ""
+    return FORMS_HEAD + "\n".join(lines) + "\n" + HALF_HEAD + "\n".join(halves) + "\n"
+
+
+def _measured(name: str) -> dict[str, Any]:
+    study = LowRank(name.removesuffix(BY_FORM))
+    return study.by_form() if name.endswith(BY_FORM) else study.run()
 
 
 if __name__ == "__main__":
-    measure_networks(__doc__, NETWORKS, PAGE, lambda name: LowRank(name).run(), page)
+    measure_networks(__doc__, [f"{name}{end}" for end in ("", BY_FORM) for name in NETWORKS], PAGE, _measured, page)

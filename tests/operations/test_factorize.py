@@ -12,7 +12,9 @@ from prunekit.core.runtime.variable_values import replaced
 from prunekit.reports import FactorizeReport
 from prunekit.techniques.factorize.factorizing import candidates
 from prunekit.techniques.factorize.fitting import Fitting
-from prunekit.techniques.factorize.new_model import with_pairs
+from prunekit.techniques.factorize.forms import Layout, Structure
+from prunekit.techniques.factorize.layer_parts import layout_of
+from prunekit.techniques.factorize.new_model import with_parts
 from prunekit.techniques.factorize.options import FactorizeOptions
 
 pytestmark = pytest.mark.every_backend
@@ -92,20 +94,27 @@ def difference(one, other):
     return max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in zip(one, other, strict=True))
 
 
-def at_ranks(model, x, rank_of):
+def at_ranks(model, x, rank_of, form="channels"):
     """(New model, values with which the model itself computes the same)."""
-    targets, _ = candidates(model, FactorizeOptions())
-    fitting = Fitting(model, targets, FactorizeOptions(), x)
-    found = fitting.factors({name: rank_of(errors) for name, errors in fitting.errors().items()})
-    return with_pairs(model, targets, found)[0], [
+    options = FactorizeOptions(form=form)
+    targets, _ = candidates(model, options)
+    fitting = Fitting(model, targets, options, x)
+    layouts = {one.name: layout_of(one) for one in targets}
+    forms = {name: layout.forms()[0] if not layout.window else form for name, layout in layouts.items()}
+    found = fitting.factors({name: [rank_of(layouts[name], forms[name])] for name in layouts})
+    return with_parts(model, targets, found)[0], [
         (one, np.array(keras.ops.convert_to_numpy(v))) for one, v in found.values
     ]
+
+
+def a_third(layout, form):
+    return Structure(form, tuple(max(1, rank // 3) for rank in layout.full(form).ranks))
 
 
 @pytest.mark.parametrize("build", SHAPES)
 def test_at_full_rank_the_outputs_are_equal(build):
     model, x = model_and_data(build)
-    made, _ = at_ranks(model, x, len)
+    made, _ = at_ranks(model, x, Layout.full)
     assert len(made.layers) >= len(model.layers) + 1
     assert difference(outputs(model, x), outputs(made, x)) < 1e-5
 
@@ -113,7 +122,7 @@ def test_at_full_rank_the_outputs_are_equal(build):
 @pytest.mark.parametrize("build", SHAPES)
 def test_the_two_layers_compute_what_the_layer_computes_with_a_weight_of_low_rank(build):
     model, x = model_and_data(build)
-    made, values = at_ranks(model, x, lambda errors: max(1, len(errors) // 3))
+    made, values = at_ranks(model, x, a_third)
     before = outputs(model, x)
     with replaced(values):
         assert difference(outputs(model, x), outputs(made, x)) < 2e-6
@@ -128,7 +137,7 @@ def test_channels_first():
     x = keras.Input((6, 9, 9))
     model = keras.Model(x, L.Conv2D(12, 3, data_format="channels_first", name="c")(x))
     data = np.random.default_rng(0).normal(size=(32, 6, 9, 9)).astype("float32")
-    made, _ = at_ranks(model, data, len)
+    made, _ = at_ranks(model, data, Layout.full)
     assert difference(outputs(model, data), outputs(made, data)) < 1e-5
 
 
@@ -143,12 +152,12 @@ def tokens(mask_zero):
 def test_a_table_becomes_a_smaller_one_and_a_projection_and_masks_pass(mask_zero):
     model, rng = tokens(mask_zero), np.random.default_rng(0)
     x = rng.integers(0, 60, (128, 10)).astype("int32")
-    made, _ = at_ranks(model, x, len)
+    made, _ = at_ranks(model, x, Layout.full)
     assert difference(outputs(model, x), outputs(made, x)) < 1e-5
     smaller, report = pk.factorize(model, rank={"table": 6}, data=x)
     assert tuple(smaller.get_layer("table").embeddings.shape) == (60, 6)
     (row,) = report.layers
-    assert (row.added, row.rank, row.full, row.parameters) == ("table_projection", 6, 24, (1440, 504))
+    assert (row.added, row.rank, row.full, row.parameters) == (("table_projection",), 6, 24, (1440, 504))
     reasons = {one.name: one.reason for one in report.skipped}
     assert "no rule for the recurrent_kernel of LSTMCell" in reasons["lstm/recurrent_kernel"]
 
@@ -328,7 +337,8 @@ REFUSALS = {
     "a pattern": ({"rank": {"hiden": 4}}, ValueError, "hiden"),
     "energy of 1": ({"energy": 1.0}, ValueError, "above 0 and below 1"),
     "what cannot be reached": ({"parameters": 0.01}, ValueError, "with rank 1 everywhere 0.0[0-9]+ is left"),
-    "ranks that do not pay": ({"rank": 1000}, ValueError, "No layer becomes smaller.*both factors have"),
+    "ranks that do not pay": ({"rank": 1000}, ValueError, "No layer becomes smaller.*its factors have"),
+    "an unknown form": ({"rank": 4, "form": "tuckers"}, ValueError, "Did you mean 'tucker'"),
     "an unknown option": ({"rank": 4, "repair": "weights"}, TypeError, "repair"),
 }
 

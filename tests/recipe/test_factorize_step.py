@@ -17,6 +17,7 @@ MISTAKES = {
     "two": ("factorize: {rank: 4, energy: 0.9}", "6:34", "rank and energy"),
     "a percentage": ("factorize: {parameters: 50}", "6:29", "share that is left"),
     "a rank": ("factorize: {rank: many}", "6:23", "expected the number of values between the two layers"),
+    "a form": ("factorize: {rank: 4, form: tuckers}", "6:32", "Did you mean 'tucker'"),
     "a key": ("factorize: {ranks: 4}", "6:17", "Did you mean 'rank'?"),
 }
 
@@ -69,3 +70,28 @@ def test_later_steps_work_on_the_new_layers_and_the_plan_knows_them(pairs):
 def test_a_share_is_planned_from_the_weights_alone(pairs):
     planned = plan(recipe(TRAIN, {"factorize": {"parameters": 0.7}}), network(), pairs)
     assert any("the present weights alone" in note for note in planned.notes)
+
+
+def test_a_form_is_named_in_the_plan_and_makes_the_layers():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            keras.layers.Conv2D(12, 3, name="first"),
+            keras.layers.Conv2D(16, 3, name="second"),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(4, name="logits"),
+        ]
+    )
+    rng = np.random.default_rng(0)
+    part = rng.normal(size=(64, 8, 8, 3)).astype("float32"), rng.integers(0, 4, 64)
+    data = part, part
+    steps = TRAIN, {"factorize": {"rank": {"second": 5}, "form": "tucker"}}
+    planned = plan(recipe(*steps), model, data)
+    assert planned.steps[1].text == "rank second 5, tucker"
+    result = compress(recipe(*steps), model, data)
+    assert [one.name for one in result.model.layers if one.name.startswith("second")] == [
+        "second_reduction",
+        "second_core",
+        "second",
+    ]

@@ -17,7 +17,7 @@ from prunekit.recipe.settings.fields import (
 from prunekit.recipe.settings.shrink_settings import Share
 from prunekit.recipe.settings.step_base import RANKS, Invariant, StepSettings, patterns_text
 from prunekit.sparsity.arguments import MEMORY
-from prunekit.sparsity.shorthands import TARGETS
+from prunekit.sparsity.shorthands import TARGETS, LowRankForm
 
 
 def _is_rank(value: Any) -> bool:
@@ -45,7 +45,7 @@ Energy = Annotated[
 
 
 class Factorize(StepSettings):
-    """A step that replaces layers by two of low rank, as `pk.factorize`.
+    """A step that replaces layers by several of low rank, as `pk.factorize`.
 
     Attributes:
         parameters: Share of the parameters that is left after the step.
@@ -54,6 +54,7 @@ class Factorize(StepSettings):
         latency: Share of the file's latency on this machine that is left.
         rank: Number of values between the two layers, or ranks by patterns.
         energy: Share of the squared outputs of each layer that is kept. Exactly one of the six is given.
+        form: Form of the convolutions: auto, channels, separable or tucker.
         examples: Number of training examples that factors are fitted on.
     """
 
@@ -69,6 +70,7 @@ class Factorize(StepSettings):
     latency: Share | None = None
     rank: Annotated[Rank, BeforeValidator(_rank)] = None
     energy: Energy | None = None
+    form: LowRankForm = "auto"
     correct_biases: bool = True
     include: WeightPatterns = ()
     exclude: WeightPatterns = ()
@@ -91,4 +93,5 @@ class Factorize(StepSettings):
         name, value = self.target
         if isinstance(value, dict):
             value = ", ".join(f"{pattern} {rank}" for pattern, rank in value.items())
-        return ", ".join([f"{name} {value}", *patterns_text(self)])
+        form = [] if self.form == "auto" else [self.form]
+        return ", ".join([f"{name} {value}", *form, *patterns_text(self)])

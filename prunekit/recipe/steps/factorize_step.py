@@ -13,7 +13,7 @@ from prunekit.techniques.factorize.factorizing import factorize_model
 from prunekit.techniques.factorize.fitting import NO_INPUTS
 from prunekit.techniques.factorize.options import FactorizeOptions, RankTarget
 
-_OPTIONS = ("correct_biases", "include", "exclude")
+_OPTIONS = ("form", "correct_biases", "include", "exclude")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -24,7 +24,7 @@ class PreparedFactorize(PreparedStep):
 
 
 class FactorizeStep(StepHandler[PreparedFactorize]):
-    """Replaces layers by two of low rank."""
+    """Replaces layers by several of low rank."""
 
     def prepare(self, settings: Any, run: RunInputs) -> PreparedFactorize:
         """Returns the step with a stand-in: the model with the ranks that follow from its present weights alone.
@@ -36,7 +36,7 @@ class FactorizeStep(StepHandler[PreparedFactorize]):
         measure = {"bytes": "parameters", "latency": "macs"}.get(name, name)
         options = FactorizeOptions(**{one: getattr(settings, one) for one in _OPTIONS}, tolerance=None)
         found = factorize_model(run.model, RankTarget(measure, value), options, NO_INPUTS)
-        ranks = tuple(f"{one.name} {one.rank}" for one in found.report.layers)
+        ranks = tuple(f"{one.name} {' and '.join(map(str, one.ranks))}" for one in found.report.layers)
         return PreparedFactorize(settings, model=found.model, ranks=ranks)
 
     def plan_notes(self, prepared: PreparedFactorize) -> Sequence[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,26 +19,35 @@ class FactorizedLayer(Record):
 
     Attributes:
         name: Name of its weight.
-        added: Name of the new layer.
+        added: Names of the new layers.
         shape: Shape of the weight.
-        rank: Number of values between the two layers.
-        full: The largest rank that the weight can have.
-        parameters: Number of entries of the weight, and of both factors.
+        form: "channels", "separable" or "tucker" of a convolution, "pair" of other layers.
+        ranks: Number of values between its layers, from the first one on.
+        full: The largest rank of the form "channels" or "pair".
+        parameters: Number of entries of the weight, and of all factors.
         error: Squared change of the layer's outputs relative to the squared outputs, with the errors of the layers
             before it. Without any inputs: squared change of the weight, relative to its squares.
-        errors: Such errors of every rank from 1, of the layer alone.
+        errors: Such errors of every rank from 1 of the form "channels" or "pair", of the layer alone.
+        by_form: Error of the layer with each form that was compared, at no higher cost.
     """
 
-    derived: ClassVar = ()
+    derived: ClassVar = ("rank",)
 
     name: str
-    added: str
+    added: tuple[str, ...]
     shape: tuple[int, ...]
-    rank: int
+    form: str
+    ranks: tuple[int, ...]
     full: int
     parameters: tuple[int, int]
     error: float
     errors: tuple[float, ...]
+    by_form: Mapping[str, float]
+
+    @property
+    def rank(self) -> int:
+        """Number of values before the last layer."""
+        return self.ranks[-1]
 
 
 @dataclass(frozen=True)
@@ -79,15 +89,17 @@ class FactorizeReport(Displayed):
         columns = (
             Column("Weight", "name"),
             Column("Shape", "shape", keep=4),
-            Column("Rank", "count"),
+            Column("Form"),
+            Column("Ranks", "shape"),
             Column("Of", "count", keep=5),
             Column("Parameters", "count"),
             Column("After", "count"),
             Column("Error", "number"),
-            Column("New layer", "name", keep=3),
+            Column("New layers", "name", keep=3),
         )
         rows = tuple(
-            (one.name, one.shape, one.rank, one.full, *one.parameters, one.error, one.added) for one in self.layers
+            (one.name, one.shape, one.form, one.ranks, one.full, *one.parameters, one.error, ", ".join(one.added))
+            for one in self.layers
         )
         found.append(
             Section(
@@ -106,6 +118,12 @@ class FactorizeReport(Displayed):
     def __str__(self) -> str:
         lines = [f"{self.model_name}: {self.verdict()}"]
         lines += [] if self.damage is None else [f"  on {self.damage.examples:,} examples of the data: {self.damage}"]
-        lines += [f"  {one.name}: rank {one.rank} of {one.full}, error {one.error:.3g}" for one in self.layers]
+        lines += [f"  {one.name}: {_ranks(one)}, error {one.error:.3g}" for one in self.layers]
         lines += [f"  left as it is: {one.name}: {one.reason}" for one in self.skipped]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def _ranks(layer: FactorizedLayer) -> str:
+    if layer.form in ("pair", "channels"):
+        return f"rank {layer.rank} of {layer.full}"
+    return f"{layer.form}, rank {' and '.join(map(str, layer.ranks))}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,13 @@ from prunekit.core.statistics.layer_products import unfitted
 from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.factorize.factorize_report import FactorizedLayer, FactorizeReport
-from prunekit.techniques.factorize.fitting import Fitting
-from prunekit.techniques.factorize.layer_pairs import refusal
-from prunekit.techniques.factorize.new_model import called_layers, verify, with_pairs
+from prunekit.techniques.factorize.fitting import Fitting, Found
+from prunekit.techniques.factorize.forms import CHANNELS, PAIR
+from prunekit.techniques.factorize.layer_parts import refusal
+from prunekit.techniques.factorize.new_model import called_layers, verify, with_parts
 from prunekit.techniques.factorize.options import FactorizeOptions, RankTarget
-from prunekit.techniques.factorize.rank_choice import Choice, Sizes, choose, missed
+from prunekit.techniques.factorize.rank_choice import ModelChoice, Sizes, choose, missed
+from prunekit.techniques.factorize.ranks import Curve, Rivals
 from prunekit.techniques.shrink.channels.measured_size import Measure
 from prunekit.techniques.shrink.channels.optimizer_state import class_notes
 
@@ -61,7 +63,7 @@ def candidates(model: Any, options: FactorizeOptions) -> tuple[list[Target], lis
     usual = {weight.name for weight in weights_in(model) if weight.spec.role in ("bias", "normalization")}
     skipped = [one for one in skipped if one.name not in usual]
     lacking = unfitted(targets)
-    reasons = {target.name: refusal(target) or lacking.get(target.name) for target in targets}
+    reasons = {target.name: refusal(target, options.form) or lacking.get(target.name) for target in targets}
     possible = [target for target in targets if reasons[target.name] is None]
     if possible:
         called = called_layers(model, possible)
@@ -101,8 +103,8 @@ def factorize_model(
     if not targets:
         raise ValueError(f"The model {model.name!r} has no layer that can be factorized. Received: {_listed(skipped)}.")
     fitting, sizes = Fitting(model, targets, options, data, memory, progress), Sizes(model)
-    curves = sizes.curves(targets, fitting.errors())
-    choice = choose(model, targets, curves, target, sizes, measure)
+    curves = sizes.curves(targets, fitting.errors(), options.form)
+    choice = choose(model, targets, curves, target, options, sizes, measure)
     skipped += choice.left
     chosen = [one for one in targets if one.name in choice.ranks]
     if not chosen:
@@ -110,33 +112,45 @@ def factorize_model(
             f"No layer becomes smaller by {target.measure}={target.value!r}. Received: {_listed(skipped)}. Pass a "
             "smaller one."
         )
-    found = fitting.factors(choice.ranks)
-    made, names, carried = with_pairs(model, chosen, found)
+    found = fitting.factors(_rivals(choice, curves, target))
+    made, names, carried = with_parts(model, chosen, found)
     if fitting.data is not None:
         verify(model, made, found, next(iter(batches_of(fitting.data)))[0])
     after = Sizes(made)
     notes = [fitting.note] if fitting.note else []
     notes += [*_lost_zeros(chosen), *class_notes(model, made), *carried]
     notes += _notes_on_size(target, choice, sizes, after, options)
-    rows = tuple(
-        FactorizedLayer(
-            one.name,
-            names[one.name],
-            tuple(one.shape),
-            int(choice.ranks[one.name] or 0),
-            len(curves[one.name].errors),
-            (one.size, sum(factor.size for factor in found.factors[one.name])),
-            found.errors[one.name],
-            tuple(float(error) for error in curves[one.name].errors),
-        )
-        for one in chosen
-    )
+    rows = tuple(_row(one, names[one.name], curves[one.name], found) for one in chosen)
     parameters, macs = (sizes.parameters, after.parameters), (sizes.macs, after.macs)
     return FactorizedModel(made, FactorizeReport(model.name, rows, tuple(skipped), parameters, macs, tuple(notes)))
 
 
+def _rivals(choice: ModelChoice, curves: Mapping[str, Curve], target: RankTarget) -> Rivals:
+    """Returns what each layer takes, and for a size the best choices of other forms that cost no more."""
+    if target.measure == "rank":
+        return {name: [one] for name, one in choice.ranks.items() if one is not None}
+    return {name: curves[name].rivals(one) for name, one in choice.ranks.items() if one is not None}
+
+
+def _row(target: Target, names: tuple[str, ...], curve: Curve, found: Found) -> FactorizedLayer:
+    factors = found.factors[target.name]
+    errors = tuple(one.error for one in curve.choices if one.structure.form in (PAIR, CHANNELS))
+    return FactorizedLayer(
+        target.name,
+        names,
+        tuple(target.shape),
+        factors.form,
+        factors.ranks,
+        len(errors),
+        (target.size, factors.size),
+        found.errors[target.name],
+        errors,
+        found.by_form[target.name],
+    )
+
+
 def _notes_on_size(
-    target: RankTarget, choice: Choice, before: Sizes, after: Sizes, options: FactorizeOptions
+    target: RankTarget, choice: ModelChoice, before: Sizes, after: Sizes, options: FactorizeOptions
 ) -> list[str]:
     """Returns a note if the share of the size that was asked for is not reached."""
     if choice.measured is not None:

@@ -15,10 +15,12 @@ from prunekit.core.layerwise.layerwise import LayerwiseRepair, Progress
 from prunekit.core.statistics.layer_products import product_of
 from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.array_ops import array_of
-from prunekit.techniques.factorize.layer_factors import Factorizer
-from prunekit.techniques.factorize.low_rank import directions_of
+from prunekit.techniques.factorize.forms import Factors, Layout, Structure
+from prunekit.techniques.factorize.layer_factors import Factorizer, relative
+from prunekit.techniques.factorize.layer_parts import forms_of, layout_of
 from prunekit.techniques.factorize.options import FactorizeOptions
-from prunekit.techniques.factorize.ranks import Ranks
+from prunekit.techniques.factorize.ranks import Rivals
+from prunekit.techniques.factorize.window_forms import WindowForms
 
 # In the place of data: weights alone, without synthetic inputs.
 NO_INPUTS = object()
@@ -32,11 +34,13 @@ class Found:
         values: New values, as (variable, tensor), with which the model computes as with the factors.
         factors: Name of a weight -> its factors.
         errors: Name of a weight -> the error of its layer.
+        by_form: Name of a weight -> the error of its layer with each form that was tried.
     """
 
     values: Sequence[tuple[Any, Any]]
-    factors: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    factors: Mapping[str, Factors]
     errors: Mapping[str, float]
+    by_form: Mapping[str, Mapping[str, float]]
 
 
 class Fitting:
@@ -66,24 +70,25 @@ class Fitting:
     ):
         self._model, self._targets, self._options = model, list(targets), options
         self._memory, self._progress = memory, progress
+        self._forms = {one.name: (layout_of(one), forms_of(one, options.form)) for one in targets}
         self._standing_in: StandIn | None = stand_in(model) if data is None else None
         self.data = data if self._standing_in is None else self._standing_in.inputs
         if data is NO_INPUTS:
             self.data = None
         self.note = "" if self._standing_in is None else self._standing_in.note
 
-    def errors(self) -> dict[str, np.ndarray]:
-        """Returns the squared error of each layer's outputs with rank 1, 2, ..., relative to the outputs."""
+    def errors(self) -> dict[str, dict[Structure, float]]:
+        """Returns the squared error of each layer's outputs with each form and ranks, relative to the outputs."""
         return self._fitted(self._targets, {})[1]
 
-    def factors(self, ranks: Ranks) -> Found:
+    def factors(self, ranks: Rivals) -> Found:
         """Returns the factors, each layer fitted from what the factorized layers before it compute."""
-        return self._fitted([one for one in self._targets if ranks.get(one.name) is not None], ranks)[0]
+        return self._fitted([one for one in self._targets if ranks.get(one.name)], ranks)[0]
 
-    def _fitted(self, targets: Sequence[Target], ranks: Ranks) -> tuple[Found, dict[str, np.ndarray]]:
+    def _fitted(self, targets: Sequence[Target], ranks: Rivals) -> tuple[Found, dict[str, dict[Structure, float]]]:
         if self.data is None:
-            return _without_inputs(targets, ranks)
-        solver = Factorizer(targets, ranks, corrects_biases=self._options.correct_biases)
+            return _without_inputs(targets, ranks, self._forms)
+        solver = Factorizer(targets, ranks, self._forms, corrects_biases=self._options.correct_biases)
         if self._standing_in is None:
             return self._on_data(targets, solver)
         try:
@@ -94,27 +99,34 @@ class Fitting:
         except ValueError as error:
             # Nobody asked for synthetic inputs.
             self.note, self.data = self._standing_in.failed(error).note, None
-            return _without_inputs(targets, ranks)
+            return _without_inputs(targets, ranks, self._forms)
 
-    def _on_data(self, targets: Sequence[Target], solver: Factorizer) -> tuple[Found, dict[str, np.ndarray]]:
+    def _on_data(
+        self, targets: Sequence[Target], solver: Factorizer
+    ) -> tuple[Found, dict[str, dict[Structure, float]]]:
         work = LayerwiseRepair(self._model, targets, solver, self._progress, memory=self._memory)
         work.run([inputs for inputs, _ in batches_of(self.data)])
         errors = {name: one.error for name, one in work.errors.items()}
-        return Found(work.values, solver.factors, errors), solver.errors
+        return Found(work.values, solver.factors, errors, solver.by_form), solver.errors
 
 
-def _without_inputs(targets: Sequence[Target], ranks: Ranks) -> tuple[Found, dict[str, np.ndarray]]:
-    """Returns truncated singular value decompositions."""
-    values, factors, errors, curves = [], {}, {}, {}
+def _without_inputs(
+    targets: Sequence[Target], ranks: Rivals, forms: Mapping[str, tuple[Layout, Sequence[str]]]
+) -> tuple[Found, dict[str, dict[Structure, float]]]:
+    """Returns the factors that are nearest to the weights themselves."""
+    values, factors, errors, by_form, curves = [], {}, {}, {}, {}
     for target in targets:
         product = product_of(target)
         matrix = product.matrix(array_of(target.variable).astype("float32")).astype("float64")[0]
-        directions = directions_of(np.ones(len(matrix)), matrix)
-        energy = float(np.square(matrix).sum())
-        curves[target.name] = directions.dropped()[1:] / (energy or 1.0)
-        rank = ranks.get(target.name)
-        if rank is not None:
-            first, second = factors[target.name] = directions.factors(matrix, rank)
-            values.append((target.variable, product.kernel((first @ second)[None].astype("float32"))))
-            errors[target.name] = float(curves[target.name][rank - 1])
-    return Found(values, factors, errors), curves
+        layout, looked_at = forms[target.name]
+        of_forms, energy = WindowForms(np.ones(len(matrix)), matrix, layout), float(np.square(matrix).sum())
+        if not ranks.get(target.name):
+            curves[target.name] = relative(of_forms.errors(looked_at), energy)
+            continue
+        tried = [of_forms.factors(one) for one in ranks[target.name]]
+        lost = [float(np.square(matrix - one.matrix).sum()) / (energy or 1.0) for one in tried]
+        by_form[target.name] = {one.form: error for one, error in zip(tried, lost, strict=True)}
+        errors[target.name] = min(lost)
+        found = factors[target.name] = tried[int(np.argmin(lost))]
+        values.append((target.variable, product.kernel(found.matrix[None].astype("float32"))))
+    return Found(values, factors, errors, by_form), curves

@@ -56,12 +56,15 @@ def directions_of(gram: np.ndarray, matrix: np.ndarray) -> Directions:
     """
     inputs, outputs = matrix.shape
     curved = gram[:, None] * matrix if gram.ndim == 1 else gram @ matrix
-    if outputs <= inputs or gram.ndim == 1:
+    if outputs <= inputs:
         energies, vectors = np.linalg.eigh(matrix.T @ curved)
         order = np.argsort(energies)[::-1][: min(inputs, outputs)]
         return Directions(np.maximum(energies[order], 0.0), vectors[:, order])
     # Fewer inputs: the singular vectors of G^(1/2) W, from the smaller of its two products.
-    values, basis = np.linalg.eigh(gram)
-    root = basis * np.sqrt(np.maximum(values, 0.0)) @ basis.T
-    _, singular, right = np.linalg.svd(root @ matrix, full_matrices=False)
+    if gram.ndim == 1:
+        weighed = np.sqrt(gram)[:, None] * matrix
+    else:
+        values, basis = np.linalg.eigh(gram)
+        weighed = basis * np.sqrt(np.maximum(values, 0.0)) @ basis.T @ matrix
+    _, singular, right = np.linalg.svd(weighed, full_matrices=False)
     return Directions(np.square(singular), right.T)

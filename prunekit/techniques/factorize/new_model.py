@@ -1,4 +1,4 @@
-"""Builds the model with two layers in the place of one, and compares it with the model with weights of low rank."""
+"""Builds the model with several layers in the place of one, and compares it with the model with weights of low rank."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from prunekit.core.runtime.backend import native
 from prunekit.core.statistics.layer_products import product_of
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.factorize.fitting import Found
-from prunekit.techniques.factorize.layer_pairs import Pair, insert, pair_of
-from prunekit.techniques.factorize.optimizer_slots import Factors, carry_slots
+from prunekit.techniques.factorize.layer_parts import Parts, insert, parts_of
+from prunekit.techniques.factorize.optimizer_slots import Replaced, carry_slots
 from prunekit.techniques.shrink.channels.optimizer_state import carry_over
 from prunekit.techniques.shrink.graph.graph_builder import build
 from prunekit.techniques.shrink.graph.layer_copies import Variables
@@ -26,6 +26,8 @@ from prunekit.techniques.shrink.graph.layer_graph import LayerGraph
 # Largest difference of the outputs of the new model from those with the matrices of low rank, relative to the largest,
 # and the number of examples on which they are compared.
 _ROUNDING, _EXAMPLES = 0.01, 2
+# Ends of the names of layers before the last one.
+_KINDS = ("reduction", "core")
 
 
 def called_layers(model: Any, targets: Sequence[Target]) -> set[int]:
@@ -34,8 +36,8 @@ def called_layers(model: Any, targets: Sequence[Target]) -> set[int]:
     return {id(call.operation) for level in graph.graphs() for call in level.calls}
 
 
-def with_pairs(model: Any, chosen: Sequence[Target], found: Found) -> tuple[Any, dict[str, str], list[str]]:
-    """Returns the new model, the name of the new layer for each weight, and notes.
+def with_parts(model: Any, chosen: Sequence[Target], found: Found) -> tuple[Any, dict[str, tuple[str, ...]], list[str]]:
+    """Returns the new model, the names of the new layers for each weight, and notes.
 
     Args:
         model: The model.
@@ -44,39 +46,43 @@ def with_pairs(model: Any, chosen: Sequence[Target], found: Found) -> tuple[Any,
     """
     graph = LayerGraph(model, _Opened(model, chosen))
     values = {id(variable): np.array(array_of(value)) for variable, value in found.values}
-    pairs = _inserted(graph, chosen, found, values)
+    inserted = _inserted(graph, chosen, found, values)
     for target in chosen:
-        # The graph has the values of its two layers.
+        # The graph has the values of its layers.
         values.pop(id(target.variable), None)
     made, variables = build(graph, lambda one: values.get(id(one), array_of(one)))
     # Taken out of the pairs of former and new variables: the model did not have the new layers.
-    added = {target.name: variables.pop(id(variable))[1] for target, pair in pairs for variable in pair.added.variables}
+    added = {
+        target.name: [variables.pop(id(variable))[1] for layer in parts.added for variable in layer.variables]
+        for target, parts in inserted
+    }
     notes = _carried(model, made, variables, chosen)
     former = getattr(model, "optimizer", None)
     if former is not None and former.built and made.compiled:
         replaced = []
-        for target, pair in pairs:
+        for target, parts in inserted:
             own, new = variables[id(target.variable)][1], added[target.name]
-            both = (own, new) if pair.follows else (new, own)
-            replaced.append(Factors(product_of(target), *found.factors[target.name], both))
+            in_order = (own, *new) if parts.follows else (*new, own)
+            replaced.append(Replaced(product_of(target), found.factors[target.name], in_order))
         carry_slots(former, made.optimizer, replaced)
-    return made, {target.name: pair.added.name for target, pair in pairs}, notes
+    return made, {target.name: tuple(one.name for one in parts.added) for target, parts in inserted}, notes
 
 
 def _inserted(
     graph: LayerGraph, chosen: Sequence[Target], found: Found, values: dict[int, np.ndarray]
-) -> list[tuple[Target, Pair]]:
-    """Puts pairs of layers into a graph, and returns them."""
+) -> list[tuple[Target, Parts]]:
+    """Puts layers into a graph, and returns them."""
     taken = {layer.name for layer in graph.model._flatten_layers()}
-    pairs = []
+    inserted = []
     for target in chosen:
-        kind = "projection" if target.role == "embedding" else "reduction"
-        name = _free(f"{graph.names.get(id(target.layer), target.layer.name)}_{kind}", taken)
+        factors, own = found.factors[target.name], graph.names.get(id(target.layer), target.layer.name)
+        kinds = ("projection",) if target.role == "embedding" else _KINDS[: len(factors.arrays) - 1]
+        names = [free_name(f"{own}_{kind}", taken) for kind in kinds]
         bias = getattr(target.layer, "bias", None)
-        pair = pair_of(target, *found.factors[target.name], None if bias is None else values.get(id(bias)), name)
-        insert(graph, target, pair)
-        pairs.append((target, pair))
-    return pairs
+        parts = parts_of(target, factors, None if bias is None else values.get(id(bias)), names)
+        insert(graph, target, parts)
+        inserted.append((target, parts))
+    return inserted
 
 
 def _carried(model: Any, made: Any, variables: Variables, chosen: Sequence[Target]) -> list[str]:
@@ -111,7 +117,8 @@ def verify(model: Any, made: Any, found: Found, inputs: Any) -> None:
             )
 
 
-def _free(name: str, taken: set[str]) -> str:
+def free_name(name: str, taken: set[str]) -> str:
+    """Returns the name, with a number if it is taken, and adds it to the taken ones."""
     number, found = 1, name
     while found in taken:
         found = f"{name}_{number}"

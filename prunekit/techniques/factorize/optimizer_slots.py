@@ -1,4 +1,4 @@
-"""The optimizer's state of two factors, from that of the weight that they replace."""
+"""The optimizer's state of factors, from that of the weight that they replace."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ import numpy as np
 from prunekit.core.runtime.optimizers import parts_of, state_of
 from prunekit.core.statistics.layer_products import LayerProduct
 from prunekit.sparsity.array_ops import array_of
+from prunekit.techniques.factorize.forms import Factors
 
 # Parts of the names of slots: sums of gradients, and sums of their squares.
 _GRADIENTS, _SQUARES = ("momentum",), ("velocit", "accumulator")
 
 
 @dataclass(frozen=True, eq=False)
-class Factors:
-    """A weight, and the two that replace it.
+class Replaced:
+    """A weight, and those that replace it.
 
     Attributes:
         product: The product that the weight takes part in.
-        first: Shape (inputs, rank).
-        second: Shape (rank, outputs).
-        variables: The variables of both in the new model.
+        factors: The arrays that replace it.
+        variables: Their variables in the new model, in the order of the arrays.
     """
 
     product: LayerProduct
-    first: np.ndarray
-    second: np.ndarray
-    variables: tuple[Any, Any]
+    factors: Factors
+    variables: tuple[Any, ...]
 
 
-def carry_slots(former: Any, optimizer: Any, replaced: Sequence[Factors]) -> None:
-    """Gives the factors the state that the chain rule gives them: with W = A B, dL/dA = dL/dW B^T, dL/dB = A^T dL/dW.
+def carry_slots(former: Any, optimizer: Any, replaced: Sequence[Replaced]) -> None:
+    """Gives the factors the state that the chain rule gives them: such as dL/dA = dL/dW B^T with W = A B.
 
     Averages of gradients follow in the same way; averages of squares as if the gradients of a weight's entries were
     independent. Other state starts anew.
@@ -45,7 +44,9 @@ def carry_slots(former: Any, optimizer: Any, replaced: Sequence[Factors]) -> Non
         replaced: The weights.
     """
     old = {index: one.product.target.variable for index, one in enumerate(replaced)}
-    new = {(index, place): one.variables[place] for index, one in enumerate(replaced) for place in (0, 1)}
+    new = {
+        (index, place): variable for index, one in enumerate(replaced) for place, variable in enumerate(one.variables)
+    }
     for part, other in zip(parts_of(former), parts_of(optimizer), strict=True):
         slots = {(key, name): slot for key, name, slot in state_of(other, new)}
         for index, name, slot in state_of(part, old):
@@ -56,8 +57,7 @@ def carry_slots(former: Any, optimizer: Any, replaced: Sequence[Factors]) -> Non
             ):
                 continue
             value = one.product.matrix(array_of(slot).astype("float32")).astype("float64")[0]
-            first, second = (np.square(one.first), np.square(one.second)) if squares else (one.first, one.second)
-            for place, found in enumerate((value @ second.T, first.T @ value)):
+            for place, found in enumerate(one.factors.chained(value, squared=squares)):
                 target = slots.get(((index, place), name))
                 if target is not None and found.size == int(np.prod(target.shape)):
                     target.assign(found.reshape(target.shape).astype("float32"))

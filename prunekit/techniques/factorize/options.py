@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from prunekit.sparsity.arguments import positive
-from prunekit.sparsity.shorthands import TARGETS
+from prunekit.sparsity.shorthands import TARGETS, LowRankForm
+from prunekit.suggestions import did_you_mean
 
 # Ranks of all weights, or by patterns.
 Rank = int | Mapping[str, int | Literal["full"]]
 FULL = "full"
+FORMS = get_args(LowRankForm)
 
 
 class FactorizeKeywords(TypedDict, total=False):
     """Types of the keyword options of `pk.factorize`; see `FactorizeOptions`."""
 
+    form: LowRankForm
     correct_biases: bool
     tolerance: float | None
     include: Sequence[str] | str
@@ -29,6 +32,9 @@ class FactorizeOptions:
     """Which layers are factorized, and how.
 
     Args:
+        form: Form of the convolutions: "channels" (the window to few channels, then 1 x 1), "separable" (k x 1, then
+            1 x k), "tucker" (1 x 1 to few channels, the window on these, 1 x 1), or "auto": the one of the least error
+            at its cost for each layer; with `rank`, "channels".
         correct_biases: True: factors are fitted to the deviations of a layer's outputs from their means, and its bias
             makes up for these.
         tolerance: Largest difference from the share of parameters, multiply-accumulates, bytes or latency, relative to
@@ -40,12 +46,17 @@ class FactorizeOptions:
         ValueError: An option has a value that is not listed here.
     """
 
+    form: LowRankForm = "auto"
     correct_biases: bool = True
     tolerance: float | None = 0.1
     include: Sequence[str] | str = ()
     exclude: Sequence[str] | str = ()
 
     def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ValueError(
+                f"`form` is one of {', '.join(FORMS)}. Received: {self.form!r}.{did_you_mean(str(self.form), FORMS)}"
+            )
         if not isinstance(self.correct_biases, bool):
             raise ValueError(f"`correct_biases` is True or False. Received: {self.correct_biases!r}.")
         if self.tolerance is not None:

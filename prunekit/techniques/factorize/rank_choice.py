@@ -1,35 +1,35 @@
-"""Chooses the rank of each layer: as given, for an energy, or for a share of a size, calculated or measured."""
+"""Chooses the form and the ranks of each layer: as given, for an energy, or for a share of a size."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from prunekit.anatomy.graph.tracing import Trace, forward_trace
 from prunekit.anatomy.layers.targets import Target, values_by_name
 from prunekit.anatomy.records.reports import Skipped
-from prunekit.core.statistics.layer_products import product_of
 from prunekit.techniques.factorize.fitting import Found
-from prunekit.techniques.factorize.new_model import with_pairs
+from prunekit.techniques.factorize.form_costs import FormCosts
+from prunekit.techniques.factorize.forms import Structure, empty_factors
+from prunekit.techniques.factorize.layer_parts import layout_of
+from prunekit.techniques.factorize.new_model import with_parts
 from prunekit.techniques.factorize.options import FactorizeOptions, RankTarget
-from prunekit.techniques.factorize.ranks import Curve, Ranks, for_budget
+from prunekit.techniques.factorize.ranks import Choice, Cost, Curve, Ranks, for_budget
 from prunekit.techniques.shrink.channels.measured_size import NEAR, Measure, Measured
 
 # Most models that are measured in the search for a share.
 _TRIES = 7
-_DOES_NOT_PAY = "with rank {rank} both factors have {factors:,} entries, and the weight {size:,}"
+_DOES_NOT_PAY = "with rank {rank} its factors have {factors:,} entries, and the weight {size:,}"
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
-    """The ranks of a model.
+class ModelChoice:
+    """The forms and ranks of a model's layers.
 
     Attributes:
-        ranks: Name of a factorized weight -> its rank.
+        ranks: Name of a factorized weight -> its form and ranks.
         left: The weights that stay as they are, with reasons.
         measured: The measured size; None for a target that is calculated.
     """
@@ -59,16 +59,34 @@ class Sizes:
             self.macs = sum(uses.get(id(one), 0) * math.prod(one.shape) for one in model.weights)
             self.macs += sum(self._trace.products.values())
 
-    def curves(self, targets: Sequence[Target], errors: Mapping[str, np.ndarray]) -> dict[str, Curve]:
-        """Returns what each layer loses and costs with each rank, by the name of its weight."""
+    def curves(
+        self, targets: Sequence[Target], errors: Mapping[str, Mapping[Structure, float]], form: str
+    ) -> dict[str, Curve]:
+        """Returns what each layer loses and costs with each form and ranks, by the name of its weight.
+
+        Args:
+            targets: The weights.
+            errors: Their errors.
+            form: The form of convolutions, or "auto".
+        """
         found = {}
         for target in targets:
-            product = product_of(target)
-            uses = 0 if self._trace is None else self._trace.uses.get(id(target.variable), 0)
-            found[target.name] = Curve(
-                target.name, product.inputs, product.outputs, errors[target.name], uses * target.size
+            costs, layout = self.costs(target), layout_of(target)
+            choices = tuple(
+                Choice(one, error, layout.parameters(one), costs.macs(one))
+                for one, error in errors[target.name].items()
             )
+            uses = 0 if self._trace is None else self._trace.uses.get(id(target.variable), 0)
+            found[target.name] = Curve(target.name, target.size, uses * target.size, choices, layout.asked(form))
         return found
+
+    def costs(self, target: Target) -> FormCosts:
+        """Returns what the forms of a layer compute."""
+        uses, output = 0, None
+        if self._trace is not None:
+            uses = self._trace.uses.get(id(target.variable), 0)
+            output = self._trace.outputs.get(id(target.layer))
+        return FormCosts(target.layer, layout_of(target), uses, output)
 
 
 def _traced(model: Any) -> Trace | None:
@@ -84,16 +102,18 @@ def choose(
     targets: Sequence[Target],
     curves: Mapping[str, Curve],
     target: RankTarget,
+    options: FactorizeOptions,
     sizes: Sizes,
     measure: Measure | None,
-) -> Choice:
-    """Returns the ranks of a model's layers.
+) -> ModelChoice:
+    """Returns the forms and ranks of a model's layers.
 
     Args:
         model: The model.
         targets: The weights that can be factorized.
         curves: What each loses and costs.
         target: How small the layers become.
+        options: In which form.
         sizes: What the model costs.
         measure: How models are measured, for a target that is not calculated.
 
@@ -101,46 +121,52 @@ def choose(
         ValueError: A pattern matches nothing; the target cannot be reached, or needs what is unknown.
     """
     if target.measure == "rank":
-        return _given_ranks(model, targets, curves, target)
+        return _given_ranks(model, targets, target, options.form)
     if target.measure == "energy":
         return _energy_ranks(curves, target.value)
     return _Budget(model, targets, curves, target, sizes).choice(measure)
 
 
-def _given_ranks(model: Any, targets: Sequence[Target], curves: Mapping[str, Curve], target: RankTarget) -> Choice:
+def _given_ranks(model: Any, targets: Sequence[Target], target: RankTarget, form: str) -> ModelChoice:
     named = values_by_name(model, targets, target.patterns, "rank", verb="factorize")
     ranks: Ranks = {}
     left = []
-    for name, curve in curves.items():
+    for one in targets:
+        name, layout = one.name, layout_of(one)
         rank = named.get(name, target.rank)
         if rank is None:
             reason = "`rank` leaves it as it is" if name in named else "no pattern of `rank` matches it"
             left.append(Skipped(name, reason))
-        elif rank > curve.worthwhile:
-            left.append(_does_not_pay(curve, rank))
+            continue
+        # The number of values between two layers: of "auto", the form that has two.
+        structure = layout.of_rank(layout.asked(form)[0], rank)
+        if layout.parameters(structure) < layout.parameters(None):
+            ranks[name] = structure
         else:
-            ranks[name] = rank
-    return Choice(ranks, left)
+            left.append(_does_not_pay(name, rank, layout.parameters(structure), layout.parameters(None)))
+    return ModelChoice(ranks, left)
 
 
-def _energy_ranks(curves: Mapping[str, Curve], energy: float) -> Choice:
-    ranks = {name: curve.rank_for(energy) for name, curve in curves.items()}
+def _energy_ranks(curves: Mapping[str, Curve], energy: float) -> ModelChoice:
+    found = {name: curve.choice_for(energy) for name, curve in curves.items()}
     left = [
         Skipped(name, f"no rank that makes it smaller keeps {energy:g} of its energy")
-        for name, rank in ranks.items()
-        if rank is None
+        for name, choice in found.items()
+        if choice is None
     ]
-    return Choice(_factorized(ranks), left)
+    return ModelChoice({name: choice.structure for name, choice in found.items() if choice is not None}, left)
 
 
-def _factorized(ranks: Ranks) -> Ranks:
-    """Returns the ranks of the factorized weights."""
-    return {name: rank for name, rank in ranks.items() if rank is not None}
+def _does_not_pay(name: str, rank: int, factors: int, size: int) -> Skipped:
+    return Skipped(name, _DOES_NOT_PAY.format(rank=rank, factors=factors, size=size))
 
 
-def _does_not_pay(curve: Curve, rank: int) -> Skipped:
-    text = _DOES_NOT_PAY.format(rank=rank, factors=curve.parameters(rank), size=curve.parameters(None))
-    return Skipped(curve.name, text)
+def _parameters(one: Choice | Curve) -> float:
+    return one.parameters
+
+
+def _macs(one: Choice | Curve) -> float:
+    return one.macs
 
 
 class _Budget:
@@ -167,11 +193,11 @@ class _Budget:
         self._model, self._targets, self._curves, self._target = model, targets, curves, target
         # A table multiplies nothing, and its projection would.
         self._usable = {name: curve for name, curve in curves.items() if not by_macs or curve.macs}
-        self._price: Callable[[Curve, int | None], float] = Curve.macs_with if by_macs else Curve.parameters
+        self._price: Cost = _macs if by_macs else _parameters
         self._total = float(sizes.macs or 0) if by_macs else float(sizes.parameters)
-        self._fixed = self._total - sum(self._price(curve, None) for curve in self._usable.values())
+        self._fixed = self._total - sum(map(self._price, self._usable.values()))
 
-    def choice(self, measure: Measure | None) -> Choice:
+    def choice(self, measure: Measure | None) -> ModelChoice:
         """Returns the ranks.
 
         Raises:
@@ -180,13 +206,17 @@ class _Budget:
         share = float(self._target.value)
         ranks, measured = (self._at(share), None) if measure is None else self._searched(measure)
         if ranks is None:
-            least = sum(min(self._price(one, None), self._price(one, 1)) for one in self._usable.values())
+            least = sum(
+                min(self._price(one), *map(self._price, one.worthwhile), math.inf) for one in self._usable.values()
+            )
             raise ValueError(
                 f"{self._target.measure}={share:g} cannot be reached: with rank 1 everywhere "
                 f"{(self._fixed + least) / self._total:.3f} is left. Pass a larger share, or prune or shrink the model."
             )
-        return Choice(
-            _factorized(ranks), [self._reason(name) for name in self._curves if ranks.get(name) is None], measured
+        return ModelChoice(
+            {name: one for name, one in ranks.items() if one is not None},
+            [self._reason(name) for name in self._curves if ranks.get(name) is None],
+            measured,
         )
 
     def _at(self, share: float) -> Ranks | None:
@@ -196,7 +226,10 @@ class _Budget:
         if name not in self._usable:
             return Skipped(name, "a table multiplies nothing")
         curve = self._curves[name]
-        return Skipped(name, "its rank is worth more than it costs") if curve.worthwhile else _does_not_pay(curve, 1)
+        if curve.worthwhile:
+            return Skipped(name, "its rank is worth more than it costs")
+        least = min(curve.choices, key=lambda one: one.parameters)
+        return _does_not_pay(name, 1, least.parameters, curve.parameters)
 
     def _searched(self, measure: Measure) -> tuple[Ranks | None, Measured | None]:
         """Returns the ranks of the largest calculated share whose measured one is within the target."""
@@ -211,7 +244,7 @@ class _Budget:
             elif not chosen:
                 high = share
             else:
-                measured = measure.compare(with_pairs(self._model, chosen, _empty(chosen, ranks))[0])
+                measured = measure.compare(with_parts(self._model, chosen, _empty(chosen, ranks))[0])
                 if measured.share <= wanted * (1 + NEAR):
                     low = share
                     if best[1] is None or measured.share > best[1].share:
@@ -225,15 +258,14 @@ class _Budget:
 
 
 def _empty(chosen: Sequence[Target], ranks: Ranks) -> Found:
-    """Returns factors without values, for a model whose size is measured."""
-    factors: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for target in chosen:
-        product, rank = product_of(target), ranks[target.name] or 0
-        # Not zeros: a file keeps one copy of equal weights.
-        draw = np.random.default_rng(len(factors))
-        shapes = (product.inputs, rank), (rank, product.outputs)
-        factors[target.name] = (draw.normal(size=shapes[0]), draw.normal(size=shapes[1]))
-    return Found((), factors, {})
+    """Returns factors without meaning, for a model whose size is measured."""
+    pairs = ((target, ranks[target.name]) for target in chosen)
+    factors = {
+        target.name: empty_factors(layout_of(target), structure, seed)
+        for seed, (target, structure) in enumerate(pairs)
+        if structure is not None
+    }
+    return Found((), factors, {}, {})
 
 
 def missed(target: RankTarget, share: float, options: FactorizeOptions) -> list[str]:

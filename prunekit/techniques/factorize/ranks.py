@@ -1,11 +1,14 @@
-"""How many directions each layer keeps: a given number, a share of the energy, or a budget for the model."""
+"""The form and the ranks of each layer: for a share of the energy, or for a budget for the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+
+from prunekit.techniques.factorize.forms import Structure
 
 # Halvings of the price that a budget is paid with.
 _HALVINGS = 200
@@ -13,47 +16,73 @@ _HALVINGS = 200
 _LEAST_PRICE = 1e-18
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A form and ranks of a layer.
+
+    Attributes:
+        structure: Form and ranks.
+        error: Squared error of the layer's outputs, relative to the squared outputs.
+        parameters: Number of entries of all arrays.
+        macs: Multiply-accumulates of their layers for one example.
+    """
+
+    structure: Structure
+    error: float
+    parameters: int
+    macs: float
+
+
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What a layer loses with each rank.
+    """What a layer loses with each form and rank.
 
     Attributes:
         name: Name of its weight.
-        inputs: Inputs of each output.
-        outputs: Outputs.
-        errors: Squared error of its outputs with rank 1, 2, ..., relative to the squared outputs, shape (ranks,).
-        macs: Multiply-accumulates of the layer for one example; 0 for a table.
+        parameters: Number of entries of the weight.
+        macs: Multiply-accumulates of the layer for one example; 0 for a table, and if they are unknown.
+        choices: The forms and ranks that were looked at.
+        forms: The forms that the layer may take.
     """
 
     name: str
-    inputs: int
-    outputs: int
-    errors: np.ndarray
-    macs: int = 0
+    parameters: int
+    macs: float
+    choices: tuple[Choice, ...]
+    forms: tuple[str, ...]
 
-    @property
-    def worthwhile(self) -> int:
-        """The largest rank with fewer weights than the layer has; 0 if there is none."""
-        return min((self.inputs * self.outputs - 1) // (self.inputs + self.outputs), len(self.errors))
+    @cached_property
+    def worthwhile(self) -> list[Choice]:
+        """The choices with fewer parameters and no more multiply-accumulates than the layer has, the smallest first."""
+        allowed = [one for one in self.choices if one.structure.form in self.forms]
+        found = [one for one in allowed if one.parameters < self.parameters and one.macs <= self.macs]
+        return sorted(found, key=lambda one: (one.parameters, one.error))
 
-    def parameters(self, rank: int | None) -> int:
-        """Returns the number of weights with a rank; None = of the layer as it is."""
-        return self.inputs * self.outputs if rank is None else rank * (self.inputs + self.outputs)
+    def choice_for(self, energy: float) -> Choice | None:
+        """Returns the smallest worthwhile choice that keeps a share of the energy; None if none does."""
+        return next((one for one in self.worthwhile if one.error <= 1 - energy), None)
 
-    def macs_with(self, rank: int | None) -> float:
-        """Returns the multiply-accumulates with a rank; None = of the layer as it is."""
-        return self.macs * self.parameters(rank) / (self.inputs * self.outputs)
+    def rivals(self, structure: Structure) -> tuple[Structure, ...]:
+        """Returns the best choice of each form that costs no more than a choice, this one first."""
+        (given,) = (one for one in self.choices if one.structure == structure)
+        best = {structure.form: given}
+        for one in self.worthwhile:
+            form = one.structure.form
+            cheap = form != structure.form and one.parameters <= given.parameters and one.macs <= given.macs
+            if cheap and (form not in best or one.error < best[form].error):
+                best[form] = one
+        return tuple(one.structure for one in best.values())
 
-    def rank_for(self, energy: float) -> int | None:
-        """Returns the smallest rank that keeps a share of the energy; None if no worthwhile one does."""
-        enough = np.flatnonzero(self.errors[: self.worthwhile] <= 1 - energy)
-        return int(enough[0]) + 1 if enough.size else None
+
+# Name of a weight -> its form and ranks; None = as it is.
+Ranks = dict[str, Structure | None]
+# Name of a weight -> forms and ranks of which that of the least error is taken.
+Rivals = Mapping[str, Sequence[Structure]]
+# Cost of a choice, or of a layer as it is.
+Cost = Callable[[Choice | Curve], float]
 
 
-Ranks = dict[str, int | None]
-
-
-def for_budget(curves: Sequence[Curve], budget: float, cost: Callable[[Curve, int | None], float]) -> Ranks | None:
+def for_budget(curves: Sequence[Curve], budget: float, cost: Cost) -> Ranks | None:
     """Returns the ranks of the least total error within a budget, None = as it is; None if no ranks are within.
 
     Each layer takes what costs least at one price for all: error + price * cost. The price is the lowest whose total is
@@ -62,7 +91,7 @@ def for_budget(curves: Sequence[Curve], budget: float, cost: Callable[[Curve, in
     Args:
         curves: The layers.
         budget: Largest total cost of these layers.
-        cost: (layer, rank) -> its cost.
+        cost: A choice, or a layer as it is -> its cost.
 
     Source: Everett 1963 (Lagrange multipliers for choices in steps).
     """
@@ -71,23 +100,24 @@ def for_budget(curves: Sequence[Curve], budget: float, cost: Callable[[Curve, in
     if _total(tables, cheapest) > budget:
         return None
     chosen = _spent(tables, _at_one_price(tables, cheapest, budget), budget)
-    return {curve.name: table.ranks[place] for curve, table, place in zip(curves, tables, chosen, strict=True)}
+    return {curve.name: table.structures[place] for curve, table, place in zip(curves, tables, chosen, strict=True)}
 
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The choices of a layer: ranks, errors and costs."""
+    """The choices of a layer: forms and ranks, errors and costs."""
 
-    ranks: list[int | None]
+    structures: list[Structure | None]
     errors: np.ndarray
     costs: np.ndarray
 
     @classmethod
-    def of(cls, curve: Curve, cost: Callable[[Curve, int | None], float]) -> _Table:
-        """Returns the layer as it is, and with each worthwhile rank."""
-        ranks: list[int | None] = [None, *range(1, curve.worthwhile + 1)]
-        errors = np.concatenate([[0.0], curve.errors[: curve.worthwhile]])
-        return cls(ranks, errors, np.array([cost(curve, rank) for rank in ranks], "float64"))
+    def of(cls, curve: Curve, cost: Cost) -> _Table:
+        """Returns the layer as it is, and each worthwhile choice."""
+        choices = curve.worthwhile
+        errors = np.array([0.0, *(one.error for one in choices)])
+        costs = np.array([cost(curve), *(cost(one) for one in choices)], "float64")
+        return cls([None, *(one.structure for one in choices)], errors, costs)
 
 
 def _total(tables: Sequence[_Table], chosen: Sequence[int]) -> float:
