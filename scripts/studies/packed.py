@@ -1,5 +1,6 @@
 """Packed files beside those of other compressors: trained networks, pruned and quantized after training."""
 
+import importlib
 import lzma
 import statistics
 import tempfile
@@ -13,7 +14,9 @@ import numpy as np
 
 import prunekit as pk
 from prunekit.delivery.packing.coding import encode_symbols, levels_of
-from prunekit.delivery.packing.decoder import decode, decode_symbols, frequencies
+from prunekit.delivery.packing.decoder import INTEGER, LITERT, decode, decode_symbols, frequencies
+from prunekit.delivery.packing.encoder import encode
+from prunekit.delivery.packing.litert_tensors import litert_pieces
 from studies.quantization import NETWORKS, Study
 from studies.results import Results, measure_networks
 
@@ -71,7 +74,26 @@ def measured(name: str) -> dict[str, Any]:
                 pk.quantize(model, study.images, bits=file.bits).export(path)
             report = pk.pack(path, packed)
             found[title] = report.to_dict() | {"seconds": decode_seconds(packed.read_bytes())}
+            found[title] |= integers(path.read_bytes())
     return found
+
+
+def integers(data: bytes) -> dict[str, int]:
+    """Returns the bytes of the integer weights of a file alone, packed and by NNCodec, where that is installed."""
+    try:
+        nnc = importlib.import_module("nncodec.nnc")
+    except ImportError:
+        return {}
+    pieces = [one for one in litert_pieces(data) if one.weights > 1 and one.form.form == INTEGER]
+    if not pieces:
+        return {}
+    arrays = [(piece.form.symbols.astype(np.int32) + piece.form.minimum).reshape(piece.shape) for piece in pieces]
+    whole = b"".join(array.astype(np.int8).tobytes() for array in arrays)
+    named = {f"weight {i}": array for i, array in enumerate(arrays)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "net.nnc"))
+        coded = nnc.compress(named, bitstream_path=path, use_dq=False, return_bitstream=True)
+    return {"integers": len(encode(pieces, whole, LITERT).data), "nncodec": len(coded)}
 
 
 def decode_seconds(data: bytes) -> float:
@@ -120,6 +142,17 @@ def page(results: Results) -> str:
         text += (
             f"\nOf the pruned networks, the largest ratio to gzip is {worst[0]:.3f} (wanted: at most {GZIP}), to xz "
             f"{worst[1]:.3f} ({XZ}).\n"
+        )
+    beside = [
+        found["integers"] / found["nncodec"]
+        for name in NETWORKS
+        for file, found in results.values.get(name, {}).items()
+        if "nncodec" in found and FILES[file].zeros
+    ]
+    if beside:
+        text += (
+            f"\nThe integer weights alone, without the graph, take {min(beside):.3f} to {max(beside):.3f} times the "
+            "bytes of NNCodec (`use_dq=False`, tables included; wanted: at most 1).\n"
         )
     speed = results.values.get("lanes")
     if speed:
