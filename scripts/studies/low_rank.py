@@ -51,6 +51,7 @@ FORMS_HEAD = f"""
 
 `pk.factorize(model, macs=share, data=images, form=form)`. The time is that of a call of the LiteRT file in float32
 relative to that of the dense network's file, on one thread, the files in turns for {SECONDS:g} seconds.
+Other work ran on the machine: the times are rough.
 
 | network (dense) | MACs | form | forms taken | parameters left | accuracy | time |
 |---|---:|---|---|---:|---:|---:|
@@ -213,6 +214,8 @@ def _forms(results: Results) -> str:
             halves.append(f"| {title} | {layer.partition('/')[0]} | {' | '.join(cells)} |")
     if not lines:
         return ""
+    left = [title for name, title in NETWORKS.items() if f"{name}{BY_FORM}" not in results.values]
+    lines += ["", f"Not measured: {'; '.join(left)}."] if left else []
     return FORMS_HEAD + "\n".join(lines) + "\n" + HALF_HEAD + "\n".join(halves) + "\n"
 
 

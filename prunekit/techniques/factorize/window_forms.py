@@ -16,8 +16,8 @@ import numpy as np
 from prunekit.techniques.factorize.forms import CHANNELS, PAIR, SEPARABLE, TUCKER, Factors, Layout, Structure
 from prunekit.techniques.factorize.low_rank import Directions, directions_of
 
-# Ranks of the first layer whose errors are found, in equal ratios.
-_RANKS = 16
+# Ranks of the first layer whose errors are found: so many in equal ratios, and twice as many in equal steps.
+_RANKS = 10
 # Alternations of the fit, and steps of conjugate gradients in each.
 _SWEEPS, _STEPS = 4, 8
 # Squared inputs times outputs of a weight up to which the errors have alternations, too: a second or two for all ranks.
@@ -51,9 +51,16 @@ class WindowForms:
                 found |= {Structure(form, (rank,)): float(error) for rank, error in enumerate(dropped, start=1)}
                 continue
             blocks = self._blocks(form)
-            for rank in _some(self._layout.full(form).ranks[0]):
+            for rank in _some(self._most(form)):
                 found |= blocks.errors(rank) if form == TUCKER else blocks.error(rank)
         return found
+
+    def _most(self, form: str) -> int:
+        """Returns the largest rank of the first layer that can make the weight smaller, at least 1."""
+        layout = self._layout
+        each = layout.parameters(layout.of_rank(form, 1)) if form == SEPARABLE else layout.inputs
+        most = (layout.parameters(None) - 1) // each
+        return max(min(most, layout.full(form).ranks[0]), 1)
 
     def factors(self, structure: Structure) -> Factors:
         """Returns the arrays of a form."""
@@ -231,4 +238,4 @@ def _product(entry: np.ndarray, split: np.ndarray) -> np.ndarray:
 
 
 def _some(most: int) -> list[int]:
-    return sorted({round(one) for one in np.geomspace(1, most, _RANKS)})
+    return sorted({round(one) for one in (*np.geomspace(1, most, _RANKS), *np.linspace(1, most, 2 * _RANKS))})
