@@ -59,7 +59,7 @@ class Distillation:
         """Makes steps outside `fit` learn from the teacher, too."""
         with contextlib.ExitStack() as undo:
             undo.enter_context(fresh_train_function(self._model))
-            undo.enter_context(self._loop.updating())
+            undo.enter_context(self._loop.with_loss())
             self._attached = undo.pop_all()
 
     def detach(self) -> None:

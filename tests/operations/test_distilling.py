@@ -26,9 +26,9 @@ def plain_network():
 
 
 def test_fit_in_the_scope_is_fit_with_the_callback(teacher):
-    one, two = network(), network()
-    callback = pk.DistillationCallback(teacher, weight=0.7)
+    one, callback = network(), pk.DistillationCallback(teacher, weight=0.7)
     fit(one, callback, epochs=2)
+    two = network()
     with pk.distilling(two, teacher, weight=0.7) as distillation:
         fit(two, epochs=2)
     for first, second in zip(one.get_weights(), two.get_weights(), strict=True):

@@ -106,13 +106,19 @@ class DistillationTraining:
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
         """Inside the scope, the loss of training steps contains the distillation loss."""
+        state = [*self.teacher.variables, *self._cache.variables]
+        with in_model_state(self.model, state), self.with_loss():
+            yield
+
+    @contextlib.contextmanager
+    def with_loss(self) -> Iterator[None]:
+        """Likewise, and the model has no further variables but those of projections: on JAX the teacher is constant."""
         layers = [] if self._pairs is None else self._pairs.layers
         with contextlib.ExitStack() as stack:
             self._seen = seen = stack.enter_context(recorded(layers))
             if self._pairs is not None and self._pairs.variables:
                 extra = self._pairs.variables, self._pairs.trainer
                 stack.enter_context(joined(self.model, self.optimizers, *extra))
-            stack.enter_context(in_model_state(self.model, [*self.teacher.variables, *self._cache.variables]))
             wrap = functools.partial(self._computing_loss, seen)
             stack.enter_context(patching.wrapped(self.model, "compute_loss", wrap))
             yield
