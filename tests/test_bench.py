@@ -42,7 +42,7 @@ def test_what_scripts_import_from_the_package_exists():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "prunekit":
                 for alias in node.names:
-                    assert pkgutil.resolve_name(f"{node.module}.{alias.name}"), path
+                    assert pkgutil.resolve_name(f"{node.module}.{alias.name}") is not None, path
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)

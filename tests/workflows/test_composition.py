@@ -122,7 +122,7 @@ NETWORKS_OF: dict = {}
 def test_the_table_has_all_pairs_of_steps():
     found = table()
     assert set(found) == set(product(STEPS, STEPS))
-    assert set(STEPS) == STEP_KINDS.keys() - {"finetune", "export", "expect", "rounds", "remove_blocks"}
+    assert set(STEPS) == STEP_KINDS.keys() - {"finetune", "export", "pack", "expect", "rounds", "remove_blocks"}
     leaves = {name: STEP_KINDS[name].settings.leaves for name in STEPS}
     for (first, second), cell in found.items():
         if cell and cell != "–":

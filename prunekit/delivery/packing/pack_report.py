@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import lzma
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,12 +12,25 @@ from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.plain_data import Record
 from prunekit.anatomy.records.sections import Column, Section
 
-# Name -> function of bytes. Those of packages that are not installed are left out.
+
+def _zstd(data: bytes) -> bytes:
+    import zstandard
+
+    return zstandard.ZstdCompressor(level=22).compress(data)
+
+
+def _brotli(data: bytes) -> bytes:
+    import brotli
+
+    return brotli.compress(data)
+
+
+# Name -> function of bytes, which raises ImportError where its package is not installed.
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "gzip -9": lambda data: gzip.compress(data, 9, mtime=0),
     "xz -9e": lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME),
-    "zstd -22": lambda data: importlib.import_module("zstandard").ZstdCompressor(level=22).compress(data),
-    "brotli -q 11": lambda data: importlib.import_module("brotli").compress(data),
+    "zstd -22": _zstd,
+    "brotli -q 11": _brotli,
 }
 
 

@@ -459,8 +459,8 @@ def test_masked_positions_do_not_count():
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="elsewhere Keras builds the loss from labels before it trains")
 def test_labels_are_not_needed_where_they_do_not_count(teacher):
     model = plain_network()
-    model.compile(keras.optimizers.SGD(0.1))
-    losses = model.fit(X, batch_size=64, epochs=3, verbose=0, callbacks=[pk.DistillationCallback(teacher)]).history
+    model.compile(keras.optimizers.Adam(0.01))
+    losses = model.fit(X, batch_size=64, epochs=8, verbose=0, callbacks=[pk.DistillationCallback(teacher)]).history
     assert losses["loss"][-1] < losses["loss"][0]
 
 

@@ -24,7 +24,7 @@ def test_what_the_callback_takes_by_position_are_options():
 
 
 def test_a_prune_step_has_every_option_that_is_not_the_runs_own():
-    own = {"epochs", "schedule", "sparsity", "learning_rate", "examples", "repair", "memory"}
+    own = {"epochs", "schedule", "sparsity", "learning_rate", "examples", "repair", "memory", "distill"}
     assert set(Prune.model_fields) - own == NAMES - {"keep_zeros", "origin"}
 
 

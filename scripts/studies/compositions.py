@@ -1,0 +1,101 @@
+"""Compositions of techniques in one recipe: bytes of the packed integer file beside its accuracy."""
+
+import copy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import prunekit as pk
+from studies.results import Results, measure_networks
+
+NETWORKS = {"digits": "digits, convolutions"}
+SEEDS = 3
+PAGE = Path("docs/measured/compositions.md")
+START: dict[str, Any] = {
+    "version": 1,
+    "model": {"builtin": "digits-cnn"},
+    "data": {"builtin": "digits"},
+    "compile": {"optimizer": {"name": "adam", "learning_rate": 0.001}, "batch_size": 32, "metrics": ["accuracy"]},
+}
+TRAIN = {"train": {"epochs": 12}}
+
+
+def zeros(share: float, distill: bool = True) -> dict[str, Any]:
+    """Returns the step in which zeros grow."""
+    schedule = {"type": "polynomial_decay", "final_sparsity": share}
+    return {"prune": {"epochs": 12, "schedule": schedule} | ({"distill": True} if distill else {})}
+
+
+def integers(bits: int, rate: float = 0.0, distill: bool = True) -> dict[str, Any]:
+    """Returns the step that trains on integers."""
+    step = {"bits": bits, "epochs": 8, "learning_rate": 0.0005} | ({"rate": rate} if rate else {})
+    return {"quantize": step | ({"distill": True} if distill else {})}
+
+
+def removal(channels: float) -> list[dict[str, Any]]:
+    """Returns the steps that remove channels."""
+    return [{"shrink": {"channels": channels, "repair": "weights"}}, {"finetune": {"epochs": 8, "distill": True}}]
+
+
+LOW_RANK = [{"factorize": {"parameters": 0.4}}, {"finetune": {"epochs": 8, "distill": True}}]
+WAYS: dict[str, list[dict[str, Any]]] = {
+    "quantize to 8 bits": [{"quantize": {}}],
+    "prune 90 %, quantize to 8 bits": [zeros(0.9, False), {"quantize": {}}],
+    "cluster to 8 values, quantize to 8 bits": [{"cluster": {"clusters": 8}}, {"quantize": {}}],
+    "prune 95 %, train on 4 bits": [zeros(0.95, False), integers(4, distill=False)],
+    "prune 95 %, train on 4 bits, distil": [zeros(0.95), integers(4)],
+    "prune 95 %, train on 3 bits with a price, distil": [zeros(0.95), integers(3, 0.02)],
+    "half of the channels, train on 4 bits, distil": [*removal(0.5), integers(4)],
+    "half of the channels, prune 80 %, train on 4 bits, distil": [*removal(0.5), zeros(0.8), integers(4)],
+    "half of the channels, prune 80 %, train on 3 bits with a price, distil": [
+        *removal(0.5),
+        zeros(0.8),
+        integers(3, 0.02),
+    ],
+    "a quarter of the channels, train on 3 bits with a price, distil": [*removal(0.25), integers(3, 0.02)],
+    "low rank, prune 80 %, train on 4 bits, distil": [*LOW_RANK, zeros(0.8), integers(4)],
+}
+HEAD = f"""# Measured: compositions
+
+The network of the recipe `digits`, trained for 12 epochs and compressed by several techniques in one recipe: accuracy
+of the integer file on the test images, and its bytes after `pack`; means of {SEEDS} seeds. Distil: `distill: true` in
+all later trainings. A price: `rate: 0.02`. `scripts/study compositions` makes this page.
+
+| steps | accuracy | bytes of the file | gzip | packed |
+|---|---:|---:|---:|---:|
+"""
+
+
+def measured(steps: list[dict[str, Any]], seed: int) -> dict[str, float]:
+    """Returns the accuracy of the integer file, and bytes."""
+    # The steps of several ways are the same objects.
+    recipe = START | {"name": "composition", "seed": seed, "steps": copy.deepcopy([TRAIN, *steps, {"pack": {}}])}
+    with tempfile.TemporaryDirectory() as folder:
+        result = pk.compress(recipe, output=Path(folder, "run"))
+        row = result.report.to_dict()["exports"][-1]
+        packed = Path(folder, "run", "exports", f"{row['file']}.pack").stat().st_size
+    return {"accuracy": row["accuracy"], "bytes": row["bytes"], "gzip": row["gzip_bytes"], "packed": packed}
+
+
+def figures(name: str) -> dict[str, Any]:
+    """Returns the figures of all ways."""
+    kept = Results(Path(".study") / f"compositions-{name}.json")
+    return {
+        way: [kept.get(f"{way} {seed}", lambda steps=steps, seed=seed: measured(steps, seed)) for seed in range(SEEDS)]
+        for way, steps in WAYS.items()
+    }
+
+
+def page(results: Results) -> str:
+    """Returns the page."""
+    rows = []
+    for name in NETWORKS:
+        for way, runs in results.values.get(name, {}).items():
+            means = {key: sum(run[key] for run in runs) / len(runs) for key in runs[0]}
+            sizes = " | ".join(f"{means[key]:,.0f}" for key in ("bytes", "gzip", "packed"))
+            rows.append(f"| {way} | {means['accuracy']:.4f} | {sizes} |\n")
+    return HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    measure_networks(__doc__, NETWORKS, PAGE, figures, page)
