@@ -158,7 +158,7 @@ def page(results: Results) -> str:
     if speed:
         text += (
             f"\n5 million weights with 90 % zeros are decoded in {speed['90 % zeros']:.2f} s (xz: "
-            f"{speed['90 % zeros, xz']:.2f} s), of 8 bits in {speed['8 bits']:.2f} s ({speed['8 bits, xz']:.2f} s).\n"
+            f"{speed['90 % zeros, xz']:.2f} s), of 8 bits in {speed['8 bits']:.2f} s.\n"
         )
     return text
 
