@@ -17,6 +17,7 @@ from prunekit.delivery.packing.coding import encode_symbols, levels_of
 from prunekit.delivery.packing.decoder import INTEGER, LITERT, decode, decode_symbols, frequencies
 from prunekit.delivery.packing.encoder import encode
 from prunekit.delivery.packing.litert_tensors import litert_pieces
+from prunekit.delivery.packing.pack_report import COMPRESSORS
 from studies.quantization import NETWORKS, Study
 from studies.results import Results, measure_networks
 
@@ -72,7 +73,7 @@ def measured(name: str) -> dict[str, Any]:
                 pk.export(model, path, study.images[:64])
             else:
                 pk.quantize(model, study.images, bits=file.bits).export(path)
-            report = pk.pack(path, packed)
+            report = pk.pack(path, packed, compare=tuple(COMPRESSORS))
             found[title] = report.to_dict() | {"seconds": decode_seconds(packed.read_bytes())}
             found[title] |= integers(path.read_bytes())
     return found

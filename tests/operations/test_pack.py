@@ -184,7 +184,7 @@ def test_few_bits_and_few_values_are_found_in_plain_floats(tmp_path, change, bit
 def test_the_report_has_sizes_beside_those_of_others(network, tmp_path):
     network.save(tmp_path / "net.keras")
     content = (tmp_path / "net.keras").read_bytes()
-    report = pk.pack(tmp_path / "net.keras", tmp_path / "net.pack")
+    report = pk.pack(tmp_path / "net.keras", tmp_path / "net.pack", compare=("gzip -9", "xz -9e"))
     sizes = {one.name: one.bytes for one in report.others}
     assert sizes["gzip -9"] == len(gzip.compress(content, 9))
     assert sizes["xz -9e"] == len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
@@ -197,8 +197,9 @@ def test_the_report_has_sizes_beside_those_of_others(network, tmp_path):
 
 
 def test_other_compressors_are_those_named(network, tmp_path):
-    report = pk.pack(network, tmp_path / "net.pack", compare=["gzip -9"])
-    assert [one.name for one in report.others] == ["gzip -9"]
+    for options in ({}, {"compare": ["gzip -9"]}, {"compare": "gzip -9"}):
+        report = pk.pack(network, tmp_path / "net.pack", **options)
+        assert [one.name for one in report.others] == ["gzip -9"]
     with pytest.raises(ValueError, match=r"`compare` takes gzip -9.* Received: 'gzip'"):
         pk.pack(network, tmp_path / "net.pack", compare=["gzip"])
 

@@ -11,6 +11,8 @@ _ENTRY_BITS = 5.0
 _CLASS_BITS = 0.5
 _ROUNDS = 4
 _NUMBERS = (2, 4, 8)
+# Of fewer symbols, further tables would cost more than they save.
+_SMALLEST = 256
 # Counts of at most so many rows x symbols are formed.
 _COUNTS_LIMIT = 1 << 24
 
@@ -60,7 +62,7 @@ def find_classes(symbols: np.ndarray, width: int, most: int) -> Classes:
         most: Largest number of pairs of a class of rows and a class of columns.
     """
     best = _classes(symbols, width, np.zeros(len(symbols), np.int64), np.zeros(symbols.shape[1], np.int64))
-    for first in (0, 1):
+    for first in (0, 1) if symbols.size >= _SMALLEST else ():
         found = best
         for axis in (first, 1 - first, first):
             tried = [one for one in _tried(symbols, width, found, axis) if one.counts[..., 0].size <= most]

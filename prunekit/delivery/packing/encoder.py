@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -71,7 +71,7 @@ def encode(pieces: Sequence[Piece], whole: bytes, kind: bytes) -> Packed:
         whole: The bytes that they are, one after another, for the checksum.
         kind: `decoder.LITERT`; or `decoder.KERAS` for texts and arrays, of which the first text names the others.
     """
-    forms, classes = _with_classes(pieces)
+    forms, classes = _with_classes(_within_limits(pieces, whole))
     coded = [(form, found) for form, found in zip(forms, classes, strict=True) if found is not None]
     contexts, counts = _joined(coded)
     symbols = np.concatenate([np.zeros(0, np.uint8), *(form.symbols for form, _ in coded if form.symbols is not None)])
@@ -106,13 +106,27 @@ def number(value: int) -> bytes:
     return bytes([*coded, value])
 
 
+def _within_limits(pieces: Sequence[Piece], whole: bytes) -> Sequence[Piece]:
+    """Returns the parts, with no more coded tensors than a packed file may have tables: the smallest are not coded."""
+    coded = [i for i, piece in enumerate(pieces) if piece.form.symbols is not None]
+    smallest = sorted(coded, key=lambda i: pieces[i].form.bits)[: max(0, len(coded) - MOST_CONTEXTS)]
+    raw, start, parts = set(smallest), 0, []
+    for i, piece in enumerate(pieces):
+        end = start + piece.form.size
+        parts.append(replace(piece, form=piece.form.raw(whole[start:end])) if i in raw else piece)
+        start = end
+    return parts
+
+
 def _with_classes(pieces: Sequence[Piece]) -> tuple[list[Form], list[Classes | None]]:
-    forms, classes, left = [], [], MOST_CONTEXTS - len(pieces)
+    forms, classes = [], []
+    # Tables beside one for each tensor.
+    left = MOST_CONTEXTS - sum(piece.form.symbols is not None for piece in pieces)
     for piece in pieces:
         form, found = piece.form, None
         if form.symbols is not None:
-            form, found = classes_of(form, piece.shape or form.shape, most=max(left, 1))
-            left -= found.counts.shape[0] * found.counts.shape[1]
+            form, found = classes_of(form, piece.shape or form.shape, most=left + 1)
+            left -= found.counts.shape[0] * found.counts.shape[1] - 1
         forms.append(form)
         classes.append(found)
     return forms, classes

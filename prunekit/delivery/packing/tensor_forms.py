@@ -11,10 +11,11 @@ from prunekit.delivery.packing.context_classes import Classes, find_classes, sym
 from prunekit.delivery.packing.decoder import DTYPES, FLOAT, GRID, INTEGER, LENGTH, PRODUCT, RAW, TABLE, TEXT
 
 _ALPHABET = 256
-_DIVISORS = range(1, 129)
-# Shorter rows or columns have no table of values of their own.
+# Largest integer on a grid.
+_STEPS = 128
+# Shorter rows or columns have no scale, and no table of values, of their own.
 _SHORTEST_LINE = 16
-# Values of a line that are tried before all of them.
+# Values of a line with which all scales are tried.
 _FIRST = 32
 
 
@@ -54,6 +55,18 @@ class Form:
             counts = np.bincount(self.symbols, minlength=self.width)
             coded = symbol_bits(counts) + 5 * np.count_nonzero(counts)
         return coded + 8 * len(self.extra)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensor in the file that is packed."""
+        count = self.shape[0] * self.shape[1]
+        return (count + 1) // 2 if self.dtype == "int4" else count * np.dtype(self.dtype).itemsize
+
+    def raw(self, content: bytes) -> Form:
+        """Returns the form that codes nothing, of the tensor's bytes."""
+        if self.dtype == "int4":
+            return Form(RAW, "|u1", (1, len(content)), extra=content)
+        return Form(RAW, self.dtype, self.shape, extra=content)
 
 
 def text_form(text: bytes) -> Form:
@@ -180,54 +193,54 @@ def _float_forms(matrix: np.ndarray, kind: str) -> Iterator[Form]:
 
 
 def _grid_forms(matrix: np.ndarray) -> Iterator[Form]:
-    """Yields a matrix of float32 as integers times a scale of all, of each row or of each column, where it is one."""
+    """Yields a matrix of float32 as integers times a scale of all, or of each row and of each column, if it is one."""
+    if not np.isfinite(matrix).all() or (np.signbit(matrix) & (matrix == 0)).any():
+        return
     for axis, lines in enumerate((matrix.reshape(1, -1), matrix, matrix.T)):
-        if lines.shape[1] < 2 and axis:
+        if axis and lines.shape[1] < _SHORTEST_LINE:
             continue
-        found = _grids(np.ascontiguousarray(lines))
-        if found is not None:
-            integers, scales = found
-            integers = integers.T if axis == 2 else integers
-            least = int(integers.min())
+        scales = _scales(lines)
+        if scales is not None:
+            across = scales.reshape((1, -1) if axis == 2 else (-1, 1))
+            integers = np.rint(matrix / across).astype(np.int64)
+            least, most = int(integers.min()), int(integers.max())
             symbols = (integers - least).astype(np.uint8).reshape(-1)
             extra = bytes([axis]) + scales.astype("<f4").tobytes()
-            yield Form(GRID, "<f4", matrix.shape, least, symbols, int(integers.max()) - least + 1, extra)
+            yield Form(GRID, "<f4", matrix.shape, least, symbols, most - least + 1, extra)
+            if axis == 0:
+                return
 
 
-def _grids(lines: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns the integers of at most 8 bits and the scale of each line, or None if a line has none.
-
-    A scale is exact: float32(integer) * float32(scale) has the bits of each value. It is the largest value divided by
-    an integer, or a neighbour of it, since that division was rounded.
-    """
-    if not np.isfinite(lines).all() or (np.signbit(lines) & (lines == 0)).any():
-        return None
-    integers, scales = np.zeros(lines.shape, np.int64), np.ones(len(lines), np.float32)
-    left = np.flatnonzero(np.abs(lines).max(1) > 0)
-    # Most weights are on no grid: the first line says so before the others are tried.
-    for chosen in (left[:1], left[1:]):
-        if not _fill_grids(lines, chosen, integers, scales):
+def _scales(lines: np.ndarray) -> np.ndarray | None:
+    """Returns the scale of each line; None if a line has none."""
+    # Most weights are on no grid. The line with the fewest zeros says so at once: a single value is on many grids.
+    fullest = lines[np.count_nonzero(lines, axis=1).argmax()]
+    found = []
+    for line in (fullest, *lines):
+        scale = _scale(line[line != 0])
+        if scale is None:
             return None
-    return integers, scales
+        found.append(scale)
+    return np.array(found[1:], np.float32)
 
 
-def _fill_grids(lines: np.ndarray, left: np.ndarray, integers: np.ndarray, scales: np.ndarray) -> bool:
-    """Writes the integers and scales of the lines `left`; returns False if one has none."""
-    for divisor in _DIVISORS:
-        for ulps in (0, 1, -1):
-            if not len(left):
-                return True
-            some = lines[left]
-            scale = np.abs(some).max(1) / np.float32(divisor)
-            scale = (scale.view(np.int32) + ulps).view(np.float32)
-            fits = _exact(some[:, :_FIRST], scale)
-            fits[fits] = _exact(some[fits], scale[fits])
-            integers[left[fits]] = np.rint(some[fits] / scale[fits][:, None])
-            scales[left[fits]] = scale[fits]
-            left = left[~fits]
-    return not len(left)
+def _scale(values: np.ndarray) -> np.float32 | None:
+    """Returns the scale of which values other than zero are multiples by integers of at most 8 bits; 1 without values.
+
+    float32(integer) * scale has the bits of each value. A scale is the largest value divided by an integer, or a
+    neighbour of it, since that division was rounded. The first values tell most scales that are none.
+    """
+    if not len(values):
+        return np.float32(1)
+    divided = np.abs(values).max() / np.arange(1, _STEPS + 1, dtype=np.float32)
+    scales = np.stack([divided, np.nextafter(divided, np.float32(0)), np.nextafter(divided, np.float32(np.inf))], 1)
+    scales = scales[scales > 0]
+    for scale in scales[_are_multiples(values[:_FIRST], scales[:, None])]:
+        if _are_multiples(values, scale):
+            return scale
+    return None
 
 
-def _exact(lines: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    found = np.rint(lines / scales[:, None])
-    return (found * scales[:, None] == lines).all(1) & (np.abs(found) <= 128).all(1)
+def _are_multiples(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    found = np.rint(values / scales)
+    return ((found * scales == values) & (np.abs(found) <= _STEPS)).all(-1)

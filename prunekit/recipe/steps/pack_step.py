@@ -8,8 +8,6 @@ from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.steps.step_handler import PreparedStep, StepHandler, StepResult
 
-_COMPARED = ("gzip -9", "xz -9e")
-
 
 class PackStep(StepHandler[PreparedStep]):
     """Packs exported files, beside them."""
@@ -29,10 +27,10 @@ class PackStep(StepHandler[PreparedStep]):
         texts = []
         for i, name in enumerate(files):
             workspace.report_progress(i / len(files), f"packing {name}")
-            report = pack(workspace.exports / name, workspace.exports / f"{name}.pack", compare=_COMPARED)
+            report = pack(workspace.exports / name, workspace.exports / f"{name}.pack")
             rows.append((report.file, report.bytes_before, report.bytes, *(one.bytes for one in report.others)))
             texts.append(f"{report.file} {report.bytes:,} bytes")
-        titles = ("Before", "Packed", *_COMPARED)
+        titles = ("Before", "Packed", "gzip -9")
         columns = (Column("File", "name"), *(Column(title, "bytes") for title in titles))
         section = Section("Packed files", columns, tuple(rows), notes=() if rows else ("No file was exported.",))
         return StepResult(sections=[section], text=", ".join(texts) or "no file was exported")

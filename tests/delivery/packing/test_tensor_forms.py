@@ -11,6 +11,7 @@ from prunekit.delivery.packing.decoder import (
     KERAS,
     LENGTH,
     LITERT,
+    MOST_CONTEXTS,
     PRODUCT,
     RAW,
     TABLE,
@@ -135,6 +136,17 @@ def test_rows_of_different_density_have_tables_of_their_own():
 def test_equal_rows_share_one_table():
     array = (RNG.random((200, 150)) < 0.1).astype(np.int64)
     assert find_classes(array, 2, 64).counts.shape == (1, 1, 2)
+
+
+def test_a_file_of_more_tensors_than_tables_comes_back():
+    arrays = [RNG.integers(0, 2, 10 + i % 3).astype("|i1") for i in range(MOST_CONTEXTS + 50)]
+    pieces = [Piece(best_form(array), array.shape) for array in arrays]
+    nibbles = RNG.integers(-8, 8, 24).astype(np.int8)
+    pieces.append(Piece(best_form(nibbles, "int4"), (24,)))
+    whole = b"".join(array.tobytes() for array in arrays)
+    whole += ((nibbles[::2] & 15) | (nibbles[1::2] << 4)).astype(np.int8).tobytes()
+    assert sum(piece.form.symbols is not None for piece in pieces) > MOST_CONTEXTS
+    assert decode(encode(pieces, whole, LITERT).data) == whole
 
 
 def test_an_array_that_no_form_holds_is_refused():
