@@ -13,6 +13,7 @@ from prunekit.techniques.quantize.training.code_lengths import BitPrice, mean_bi
 
 pytestmark = pytest.mark.every_backend
 FORM = IntegerFormat(3, symmetric=True)
+WIDE = IntegerFormat(6, symmetric=True)
 
 
 def entropy(codes):
@@ -20,8 +21,8 @@ def entropy(codes):
     return float(-(shares * np.log2(shares)).sum())
 
 
-def bits(steps):
-    return float(array_of(mean_bits(ops.convert_to_tensor(np.asarray(steps, "float32")), FORM)))
+def bits(steps, form=FORM):
+    return float(array_of(mean_bits(ops.convert_to_tensor(np.asarray(steps, "float32")), form)))
 
 
 @pytest.mark.parametrize(
@@ -29,23 +30,34 @@ def bits(steps):
     [np.random.default_rng(0).integers(-3, 4, (9, 7)), np.zeros((4, 2)), np.array([[-3.0, 3.0]]), np.array([3.0])],
     ids=["random", "zeros", "ends", "one"],
 )
-def test_on_the_grid_the_bits_are_the_entropy_of_the_codes(codes):
-    assert bits(codes) == pytest.approx(entropy(codes), abs=1e-6)
+@pytest.mark.parametrize("form", [FORM, WIDE], ids=["few codes", "many codes"])
+def test_on_the_grid_the_bits_are_the_entropy_of_the_codes(codes, form):
+    assert bits(codes, form) == pytest.approx(entropy(codes), abs=1e-6)
 
 
 def test_weights_beyond_the_last_codes_count_to_these():
     assert bits([-9.0, 3.5, 0.0, 0.0]) == pytest.approx(1.5)
 
 
-def test_between_two_codes_the_slope_is_the_difference_of_their_lengths():
-    steps = np.array([0, 0, 0, 0, 0, 1, 1, -1, 2.4])
-    shares = np.array([5, 2, 1, 0.6, 0.4]) / 9  # Codes 0, 1, -1, 2, 3.
-    lengths = -np.log2(shares)
+@pytest.mark.parametrize("form", [FORM, WIDE], ids=["few codes", "many codes"])
+def test_between_two_codes_the_slope_is_the_difference_of_their_lengths(form):
+    steps = np.array([0, 0, 0, 0, 0, 1, 1, -1, 2.4], "float32")
+    lengths = -np.log2(np.array([5, 2, 1, 0.6, 0.4]) / 9)  # Codes 0, 1, -1, 2, 3.
+    # A regularizer's slope is what a training sees: one step of plain descent, on every backend.
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer=keras.initializers.Zeros())
+    layer.kernel_regularizer = lambda value: mean_bits(value, form)
+    model = keras.Sequential([keras.Input((9,)), layer])
+    layer.kernel.assign(steps[:, None])
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    model.train_on_batch(np.zeros((1, 9), "float32"), np.zeros((1, 1), "float32"))
+    slopes = (steps - array_of(layer.kernel)[:, 0]) * 9
+    assert slopes[-1] == pytest.approx(lengths[4] - lengths[3], rel=1e-4)
+    assert slopes[5] == pytest.approx(lengths[3] - lengths[1], rel=1e-4)
     step = 1e-2
     up, down = steps.copy(), steps.copy()
     up[-1] += step
     down[-1] -= step
-    assert (bits(up) - bits(down)) / (2 * step) == pytest.approx((lengths[4] - lengths[3]) / 9, rel=1e-2)
+    assert (bits(up, form) - bits(down, form)) / (2 * step) == pytest.approx(slopes[-1] / 9, rel=1e-2)
 
 
 def test_the_price_is_added_to_what_the_weight_s_own_regularizer_costs():
