@@ -8,7 +8,6 @@ from typing import Any
 import prunekit as pk
 from studies.results import Results, measure_networks
 
-NETWORKS = {"digits": "digits, convolutions"}
 SEEDS = 3
 PAGE = Path("docs/measured/compositions.md")
 START: dict[str, Any] = {
@@ -32,9 +31,10 @@ def integers(bits: int, rate: float = 0.0, distill: bool = True) -> dict[str, An
     return {"quantize": step | ({"distill": True} if distill else {})}
 
 
-def removal(channels: float) -> list[dict[str, Any]]:
+def removal(channels: float, distill: bool = True) -> list[dict[str, Any]]:
     """Returns the steps that remove channels."""
-    return [{"shrink": {"channels": channels, "repair": "weights"}}, {"finetune": {"epochs": 8, "distill": True}}]
+    training = {"epochs": 8} | ({"distill": True} if distill else {})
+    return [{"shrink": {"channels": channels, "repair": "weights"}}, {"finetune": training}]
 
 
 LOW_RANK = [{"factorize": {"parameters": 0.4}}, {"finetune": {"epochs": 8, "distill": True}}]
@@ -52,9 +52,20 @@ WAYS: dict[str, list[dict[str, Any]]] = {
         zeros(0.8),
         integers(3, 0.02),
     ],
+    "half of the channels, prune 80 %, train on 4 bits": [
+        *removal(0.5, False),
+        zeros(0.8, False),
+        integers(4, distill=False),
+    ],
+    "half of the channels, prune 80 %, train on 3 bits with a price": [
+        *removal(0.5, False),
+        zeros(0.8, False),
+        integers(3, 0.02, distill=False),
+    ],
     "a quarter of the channels, train on 3 bits with a price, distil": [*removal(0.25), integers(3, 0.02)],
     "low rank, prune 80 %, train on 4 bits, distil": [*LOW_RANK, zeros(0.8), integers(4)],
 }
+RUNS = [f"{way}; {seed}" for way in WAYS for seed in range(SEEDS)]
 HEAD = f"""# Measured: compositions
 
 The network of the recipe `digits`, trained for 12 epochs and compressed by several techniques in one recipe: accuracy
@@ -66,10 +77,12 @@ all later trainings. A price: `rate: 0.02`. `scripts/study compositions` makes t
 """
 
 
-def measured(steps: list[dict[str, Any]], seed: int) -> dict[str, float]:
+def measured(run: str) -> dict[str, float]:
     """Returns the accuracy of the integer file, and bytes."""
+    way, seed = run.rsplit("; ", 1)
     # The steps of several ways are the same objects.
-    recipe = START | {"name": "composition", "seed": seed, "steps": copy.deepcopy([TRAIN, *steps, {"pack": {}}])}
+    steps = copy.deepcopy([TRAIN, *WAYS[way], {"pack": {}}])
+    recipe = START | {"name": "composition", "seed": int(seed), "steps": steps}
     with tempfile.TemporaryDirectory() as folder:
         result = pk.compress(recipe, output=Path(folder, "run"))
         row = result.report.to_dict()["exports"][-1]
@@ -77,20 +90,12 @@ def measured(steps: list[dict[str, Any]], seed: int) -> dict[str, float]:
     return {"accuracy": row["accuracy"], "bytes": row["bytes"], "gzip": row["gzip_bytes"], "packed": packed}
 
 
-def figures(name: str) -> dict[str, Any]:
-    """Returns the figures of all ways."""
-    kept = Results(Path(".study") / f"compositions-{name}.json")
-    return {
-        way: [kept.get(f"{way} {seed}", lambda steps=steps, seed=seed: measured(steps, seed)) for seed in range(SEEDS)]
-        for way, steps in WAYS.items()
-    }
-
-
 def page(results: Results) -> str:
     """Returns the page."""
     rows = []
-    for name in NETWORKS:
-        for way, runs in results.values.get(name, {}).items():
+    for way in WAYS:
+        runs = [results.values[key] for key in RUNS if key.startswith(f"{way}; ") and key in results.values]
+        if runs:
             means = {key: sum(run[key] for run in runs) / len(runs) for key in runs[0]}
             sizes = " | ".join(f"{means[key]:,.0f}" for key in ("bytes", "gzip", "packed"))
             rows.append(f"| {way} | {means['accuracy']:.4f} | {sizes} |\n")
@@ -98,4 +103,4 @@ def page(results: Results) -> str:
 
 
 if __name__ == "__main__":
-    measure_networks(__doc__, NETWORKS, PAGE, figures, page)
+    measure_networks(__doc__, RUNS, PAGE, measured, page)

@@ -50,13 +50,13 @@ def measure_networks(
 
     Args:
         doc: What the command does, for its help.
-        networks: Names of the networks.
+        networks: Names of the networks, or of runs.
         path: The page; the results are beside it, with the ending ".json".
         measure: Returns the figures of a network.
         page: Returns the page as Markdown.
     """
     parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("--only", choices=list(networks), help="one network")
+    parser.add_argument("--only", metavar="NAME", choices=list(networks), help=f"one of: {'; '.join(networks)}")
     only = parser.parse_args().only
     results = Results(path.with_suffix(".json"))
     for name in networks:

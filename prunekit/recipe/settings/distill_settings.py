@@ -40,7 +40,7 @@ class Distill(Settings):
     example: ClassVar[str] = "{weight: 0.9}, or true"
     teacher: FilePath | None = None
     loss: DistillationLoss = "auto"
-    weight: Annotated[float, BeforeValidator(_share)] = 0.9
+    weight: Annotated[float, BeforeValidator(_share)] = 0.5
     temperature: Positive = 4.0
     features: Annotated[dict[str, str], BeforeValidator(_layers)] = {}
     feature_weight: Positive = 1.0

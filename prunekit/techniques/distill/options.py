@@ -54,7 +54,7 @@ class DistillationOptions:
     """
 
     loss: DistillationLoss = "auto"
-    weight: float = 0.9
+    weight: float = 0.5
     temperature: float = 4.0
     features: Mapping[str, str] | Sequence[str] | str = ()
     feature_weight: float = 1.0
