@@ -56,7 +56,9 @@ def measure_networks(
         page: Returns the page as Markdown.
     """
     parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("--only", metavar="NAME", choices=list(networks), help=f"one of: {'; '.join(networks)}")
+    parser.add_argument(
+        "--only", metavar="NAME", choices=list(networks), help=f"one of: {'; '.join(networks)}".replace("%", "%%")
+    )
     only = parser.parse_args().only
     results = Results(path.with_suffix(".json"))
     for name in networks:
