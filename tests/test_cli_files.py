@@ -34,8 +34,8 @@ class TestRecipes:
         code, out, _ = run("recipes")
         assert code == 0
         assert [line.split()[0] for line in out.splitlines()] == [
-            *("diabetes", "digits", "fashion-cnn", "fashion-cnn-95", "fashion-mlp", "fashion-mlp-98", "one-shot"),
-            *("pcqat-digits", "pqat-digits"),
+            *("diabetes", "digits", "fashion-cnn", "fashion-cnn-95", "fashion-mlp", "fashion-mlp-98"),
+            *("four-bits-digits", "one-shot", "packed-digits", "pcqat-digits", "pqat-digits", "smallest-digits"),
         ]
 
     def test_json_gives_their_paths(self, run):

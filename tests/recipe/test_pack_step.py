@@ -15,6 +15,8 @@ def test_mistakes_have_their_place(tmp_path):
     assert "there is no file to pack: no export or quantize step comes before" in found
     found = mistake_in("export: {formats: [keras]}\n  - pack: {formats: [litert]}", tmp_path)
     assert "'litert' is not exported before this step (exported so far: keras)" in found
+    found = mistake_in("export: {formats: [keras]}\n  - expect: {bytes: {keras: {packed_max: 9}}}", tmp_path)
+    assert "no pack step before this one packs 'keras'" in found
 
 
 def network():
@@ -33,6 +35,21 @@ def test_every_exported_file_is_packed_and_comes_back(tmp_path, pairs):
     (section,) = result.report.to_dict()["steps"][1]["sections"]
     assert section["title"] == "Packed files"
     assert [row[0] for row in section["rows"]] == ["small.keras.pack", "small.tflite.pack"]
+
+
+def test_bytes_of_the_packed_file_are_expected(tmp_path, pairs):
+    bound = {"expect": {"bytes": {"litert": {"packed_max": 100}}}}
+    with pytest.raises(pk.errors.ExpectationError, match=r"bytes of litert packed [\d,]+ is above the expected 100"):
+        compress(recipe(EXPORT, {"pack": {}}, bound), network(), pairs, tmp_path / "run")
+    bound["expect"]["bytes"]["litert"]["packed_max"] = 9_000
+    report = compress(recipe(EXPORT, {"pack": {}}, bound), network(), pairs, tmp_path / "met").report.to_dict()
+    rows = {row["format"]: row["packed_bytes"] for row in report["exports"]}
+    exports = tmp_path / "met" / "exports"
+    assert rows == {
+        "keras": (exports / "small.keras.pack").stat().st_size,
+        "litert": (exports / "small.tflite.pack").stat().st_size,
+    }
+    assert report["expectations"][0]["measured"] == rows["litert"]
 
 
 @pytest.mark.every_backend

@@ -45,6 +45,7 @@ class ExportRow:
         agreement: Fraction of samples with the same most likely class; None if the first output is not a classifier.
         accuracy: Fraction of samples whose most likely class is the label, None without labels.
         metrics: Metrics and loss of the file's outputs on the samples, by name; None if not measured.
+        packed_bytes: Size after `pk.pack`; None if it was not packed.
     """
 
     format: str
@@ -57,6 +58,7 @@ class ExportRow:
     agreement: float | None
     accuracy: float | None
     metrics: dict[str, float] | None = None
+    packed_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -105,15 +105,16 @@ def _drops(value: dict[str, bool | float]) -> dict[str, bool | float]:
 
 
 class ByteBound(Settings):
-    """Upper bounds on a file's size in bytes: `max` as written, `gzip_max` compressed with gzip."""
+    """Upper bounds on a file's size in bytes: `max` as written, `gzip_max` after gzip, `packed_max` after `pack`."""
 
     example: ClassVar[str] = "{max: 100000} or {gzip_max: 20000}"
     max: Count | None = None
     gzip_max: Count | None = None
+    packed_max: Count | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        return self.at_least_one("max", "gzip_max")
+        return self.at_least_one("max", "gzip_max", "packed_max")
 
 
 class Expect(StepSettings):
@@ -172,7 +173,7 @@ class Expect(StepSettings):
         relative = "relative " if drop.pop("relative", False) else ""
         bounds |= {f"{relative}drop of {name}": {"max": most} for name, most in drop.items()}
         bounds |= {f"bytes of {name}": bound for name, bound in sizes.items()}
-        words = {"min": "at least", "max": "at most", "gzip_max": "compressed at most"}
+        words = {"min": "at least", "max": "at most", "gzip_max": "compressed at most", "packed_max": "packed at most"}
         return ", ".join(
             f"{what.replace('_', ' ')} {' and '.join(f'{words[k]} {v:.15g}' for k, v in bound.items())}"
             for what, bound in bounds.items()
@@ -197,3 +198,7 @@ class Expect(StepSettings):
                 raise refusal(
                     f"{name!r} has no size to check: it is not exported before this step ({already}).", "bytes", name
                 )
+        for name, bound in (self.bytes or {}).items():
+            packs = (step for step in earlier if isinstance(step, Pack))
+            if bound.packed_max is not None and not any(step.formats is None or name in step.formats for step in packs):
+                raise refusal(f"no pack step before this one packs {name!r}.", "bytes", name, "packed_max")

@@ -75,6 +75,7 @@ def checked(settings: Expect, measured: Measured) -> list[dict[str, Any]]:
         row = next(row for row in reversed(measured.exports) if row.format == name)
         rows += _rows(f"bytes of {name}", row.bytes, None, size.max)
         rows += _rows(f"bytes of {name} with gzip", row.gzip_bytes, None, size.gzip_max)
+        rows += _rows(f"bytes of {name} packed", row.packed_bytes, None, size.packed_max)
     return rows
 
 

@@ -1,5 +1,6 @@
 """The handler of the step kind pack."""
 
+from dataclasses import replace
 from typing import Any
 
 from prunekit.anatomy.records.sections import Column, Section, Value
@@ -20,9 +21,8 @@ class PackStep(StepHandler[PreparedStep]):
         """Writes NAME.pack for each exported file NAME of the formats."""
         formats = prepared.settings.formats
         # Of several exports with one name, the last one is on disk.
-        files = {
-            row.file: row for row in workspace.state.exports if row.file and (not formats or row.format in formats)
-        }
+        exports = workspace.state.exports
+        files = {row.file: row for row in exports if row.file and (not formats or row.format in formats)}
         rows: list[tuple[Value, ...]] = []
         texts = []
         for i, name in enumerate(files):
@@ -30,6 +30,7 @@ class PackStep(StepHandler[PreparedStep]):
             report = pack(workspace.exports / name, workspace.exports / f"{name}.pack")
             rows.append((report.file, report.bytes_before, report.bytes, *(one.bytes for one in report.others)))
             texts.append(f"{report.file} {report.bytes:,} bytes")
+            exports[exports.index(files[name])] = replace(files[name], packed_bytes=report.bytes)
         titles = ("Before", "Packed", "gzip -9")
         columns = (Column("File", "name"), *(Column(title, "bytes") for title in titles))
         section = Section("Packed files", columns, tuple(rows), notes=() if rows else ("No file was exported.",))
