@@ -5,6 +5,8 @@ from networks import dense_network
 from tiny_recipes import mistake_in, recipe
 
 import prunekit as pk
+from prunekit.delivery.reports.formatting import size
+from prunekit.delivery.reports.report_sections import cards
 from prunekit.recipe.run.runner import compress, plan
 
 EXPORT = {"export": {"formats": ["keras", "litert"], "name": "small"}}
@@ -42,7 +44,9 @@ def test_bytes_of_the_packed_file_are_expected(tmp_path, pairs):
     with pytest.raises(pk.errors.ExpectationError, match=r"bytes of litert packed [\d,]+ is above the expected 100"):
         compress(recipe(EXPORT, {"pack": {}}, bound), network(), pairs, tmp_path / "run")
     bound["expect"]["bytes"]["litert"]["packed_max"] = 9_000
-    report = compress(recipe(EXPORT, {"pack": {}}, bound), network(), pairs, tmp_path / "met").report.to_dict()
+    steps = ({"prune": {"sparsity": 0.5}}, EXPORT, {"pack": {}}, bound)
+    found = compress(recipe(*steps), network(), pairs, tmp_path / "met").report
+    report = found.to_dict()
     rows = {row["format"]: row["packed_bytes"] for row in report["exports"]}
     exports = tmp_path / "met" / "exports"
     assert rows == {
@@ -50,6 +54,8 @@ def test_bytes_of_the_packed_file_are_expected(tmp_path, pairs):
         "litert": (exports / "small.tflite.pack").stat().st_size,
     }
     assert report["expectations"][0]["measured"] == rows["litert"]
+    assert f" {size(rows['litert'])} packed)" in found.verdict()
+    assert f", packed {size(rows['litert'])}" in str(cards(found))
 
 
 @pytest.mark.every_backend

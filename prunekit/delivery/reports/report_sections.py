@@ -52,7 +52,9 @@ def cards(report: RunReport) -> list[tuple[str, str, str]]:
     found = [*metrics[:1], *latency_card(report.stages)]
     best = report.smallest
     if best is not None:
-        found.append(("Smallest file that runs", size(best.bytes), f"{best.format}; gzip {size(best.gzip_bytes)}"))
+        packed = "" if best.packed_bytes is None else f", packed {size(best.packed_bytes)}"
+        beside = f"{best.format}; gzip {size(best.gzip_bytes)}{packed}"
+        found.append(("Smallest file that runs", size(best.bytes), beside))
     found.append(
         (
             "Sparsity of the pruned weights",

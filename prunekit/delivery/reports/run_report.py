@@ -210,8 +210,9 @@ class RunReport(Displayed):
         best = self.smallest
         if best is not None:
             text += f"; the smallest file that runs is {best.format}, {size(best.bytes)}"
-            if is_number(best.gzip_bytes):
-                text += f" ({size(best.gzip_bytes)} with gzip)"
+            smaller = {"with gzip": best.gzip_bytes, "packed": best.packed_bytes}
+            sizes = ", ".join(f"{size(one)} {how}" for how, one in smaller.items() if is_number(one))
+            text += f" ({sizes})" if sizes else ""
             text += f", where the weights before pruning take {size(self.before.bytes)}"
         if self.parameters_left:
             text += f"; the model is smaller: {self.parameters_left}"
