@@ -19,6 +19,7 @@ MISTAKES = {
     "a pattern's": ("cluster: {clusters: {head: many}}", "6:25", "or numbers by patterns of layers"),
     "a key": ("cluster: {cluster: 4}", "6:15", "unknown key 'cluster'. Did you mean 'clusters'?"),
     "granularity": ("cluster: {granularity: filter}", "6:28", "expected tensor, channel, or a number of channels"),
+    "a rate without a training": ("cluster: {learning_rate: 0.1}", "6:30", "write epochs, too"),
     "a method": ("cluster: {method: gtpq}", "6:23", "'gtpq'. Did you mean 'gptq'?"),
 }
 
@@ -90,6 +91,20 @@ def test_later_trainings_train_the_values_and_keep_their_number_and_the_zeros(pa
         assert (one == 0).any() and (two == 0).any() and (one != two).any()
     section = result.report.to_dict()["steps"][3]["sections"][0]
     assert section["title"] == "Clustered weights" and section["rows"]
+
+
+def test_with_epochs_the_step_trains_the_values(pairs):
+    before = compress(recipe(TRAIN, cluster(clusters=4)), network(), pairs).model
+    steps = recipe(TRAIN, cluster(clusters=4, epochs=2, learning_rate=0.01))
+    assert (
+        plan(steps, network(), pairs).steps[1].text == "4 values, per tensor, trained for 2 epochs, learning rate 0.01"
+    )
+    result = compress(steps, network(), pairs)
+    for one, two in zip(values(before), values(result.model), strict=True):
+        assert one.size == two.size == 4 and (one != two).any()
+    row = result.report.to_dict()["steps"][1]
+    assert len(row["history"]["loss"]) == 2
+    assert [section["title"] for section in row["sections"]] == ["Clustered weights"]
 
 
 @pytest.mark.one_backend

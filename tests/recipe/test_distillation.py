@@ -53,18 +53,18 @@ def test_the_teacher_is_the_model_before_its_first_compression(teachers):
         {"train": {"epochs": 1}},
         {"prune": {**PRUNE["prune"], "distill": True}},
         distilled("finetune"),
-        {"cluster": {"clusters": 8}},
+        distilled("cluster", clusters=8),
         distilled("quantize", {"loss": "dist"}),
     ]
     result = pk.compress(recipe(*steps), model, DATA)
     trained = network(compiled=False)
     pk.compress(recipe(steps[0]), trained, DATA)
-    assert len(teachers) == 3
+    assert len(teachers) == 4
     for weights in teachers:
         for one, two in zip(weights, trained.get_weights(), strict=True):
             np.testing.assert_array_equal(one, two)
     titles = [section["title"] for row in result.report.to_dict()["steps"] for section in row.get("sections", ())]
-    assert titles.count("Distillation") == 3
+    assert titles.count("Distillation") == 4
 
 
 def test_a_teacher_may_come_from_a_file(tmp_path, teachers):
@@ -113,7 +113,7 @@ REFUSED = {
     "pruning at once": ({"prune": {"sparsity": 0.5, "distill": True}}, "write epochs, too"),
     "rounding": ({"quantize": {"bits": 8, "distill": True}}, "write epochs, too"),
     "layers that are no names": (distilled("train", {"features": [1]}), "expected names of layers"),
-    "a cluster step, which does not train": ({"cluster": {"clusters": 4, "distill": True}}, "unknown key 'distill'"),
+    "clusters without a training": ({"cluster": {"clusters": 4, "distill": True}}, "write epochs, too"),
 }
 
 
@@ -162,6 +162,7 @@ INTERRUPTED = [
     {"train": {"epochs": 1}},
     {"prune": {**PRUNE["prune"], "epochs": 3, "distill": True}},
     distilled("finetune", {"loss": "dist"}),
+    distilled("cluster", clusters=8),
     distilled("quantize", epochs=3),
 ]
 
@@ -176,7 +177,7 @@ def whole(tmp_path_factory):
 
 # Numbers of checkpoints inside steps.
 @pytest.mark.parametrize(
-    "after", [2, pytest.param(3, marks=pytest.mark.thorough), pytest.param(5, marks=pytest.mark.thorough)]
+    "after", [2, pytest.param(3, marks=pytest.mark.thorough), 4, pytest.param(6, marks=pytest.mark.thorough)]
 )
 def test_an_interrupted_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path, monkeypatch, whole, after):
     saved, count = Training.save_epoch, []

@@ -8,6 +8,7 @@ from prunekit.anatomy.records.sections import Column, Section
 from prunekit.operations.cluster import cluster
 from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
+from prunekit.recipe.steps.distillation import distillation, prepared_teacher
 from prunekit.recipe.steps.prune_step import calibration_data
 from prunekit.recipe.steps.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult
 from prunekit.techniques.cluster.after_training import Clusterable, clusterable
@@ -22,10 +23,12 @@ class PreparedClusters(PreparedStep):
     Attributes:
         options: Options as the recipe has them.
         weights: The weights.
+        teacher: The teacher in the file that the step names, or None.
     """
 
     options: dict[str, Any]
     weights: tuple[Clusterable, ...]
+    teacher: Any = None
 
 
 class ClusterStep(StepHandler[PreparedClusters]):
@@ -36,13 +39,15 @@ class ClusterStep(StepHandler[PreparedClusters]):
 
         Raises:
             ValueError: A pattern matches nothing, nothing is left, or a weight is a misfit.
+            RecipeError: The teacher does not fit.
         """
         names = [field.name for field in dataclasses.fields(ClusterOptions)]
         options = {name: getattr(settings, name) for name in names}
         chosen = ClusterOptions(**options)
         if chosen.method != "auto":
             chosen.with_data(run.data)
-        return PreparedClusters(settings, options=options, weights=tuple(clusterable(run.model, chosen)[0]))
+        weights, teacher = tuple(clusterable(run.model, chosen)[0]), prepared_teacher(settings.distill, run)
+        return PreparedClusters(settings, options=options, weights=weights, teacher=teacher)
 
     def planned(self, prepared: PreparedClusters, step: PlannedStep) -> PlannedStep:
         """Returns the entry of the plan, with a table of the weights."""
@@ -57,8 +62,23 @@ class ClusterStep(StepHandler[PreparedClusters]):
         return dataclasses.replace(step, sections=(section,))
 
     def run(self, prepared: PreparedClusters, workspace: Workspace) -> StepResult:
-        """Clusters the weights of the workspace's model; masks hold by themselves, since zeros stay zero."""
+        """Clusters the weights of the workspace's model, and trains the values; zeros stay zero without masks."""
         workspace.remember_before()
+        settings, own = prepared.settings, workspace.state.own
+        # A resumed training has trained values by now.
+        reports: list[Any] = [] if own.get("clustered") else [self._cluster(prepared, workspace)]
+        own["clustered"] = True
+        history: dict[str, list[float]] = {}
+        if settings.epochs is not None:
+            callback, taught = _callback(settings), distillation(settings.distill, prepared.teacher, workspace)
+            with workspace.holding_masks(), workspace.noting():
+                history = workspace.fit(settings.epochs, settings.learning_rate, callback, *taught)
+            reports = [callback.report, *(one.report for one in taught)]
+        sections = [part for one in reports for part in one.sections()]
+        return StepResult(history=history, sections=sections, text=reports[0].verdict())
+
+    def _cluster(self, prepared: PreparedClusters, workspace: Workspace) -> Any:
+        """Clusters the weights and returns the report."""
         settings, options = prepared.settings, dict(prepared.options)
         data = calibration_data(workspace.run, settings.examples)
         with workspace.run.replicas.scope(), workspace.noting():
@@ -72,11 +92,15 @@ class ClusterStep(StepHandler[PreparedClusters]):
             )
         for note in report.notes:
             workspace.note(f"cluster: {note}")
-        return StepResult(sections=report.sections(), text=report.verdict())
+        return report
 
 
 def trained_clusters(workspace: Workspace) -> list[ClusterCallback]:
     """Returns the callback that trains the values of an earlier cluster step; [] if there is none."""
     earlier = [step.settings for step in workspace.run.recipe.steps[: workspace.step.index] if step.kind == "cluster"]
+    return [_callback(one) for one in earlier[-1:]]
+
+
+def _callback(settings: Any) -> ClusterCallback:
     names = ClusterTrainingKeywords.__annotations__
-    return [ClusterCallback(one.clusters, **{name: getattr(one, name) for name in names}) for one in earlier[-1:]]
+    return ClusterCallback(settings.clusters, **{name: getattr(settings, name) for name in names})
