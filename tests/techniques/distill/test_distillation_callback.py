@@ -3,10 +3,11 @@
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND
+from backends import BACKEND, tensorflow_only
 from distilled_training import log_softmax, plain_network, wide_teacher
 from interrupted_training import crashed, resumed, whole_and_resumed
 from quantized_training import LOSS, X, Y, fit, is_on_a_grid_of, kernels, network, quantizing
+from two_replicas import on_one_and_on_two
 
 import prunekit as pk
 
@@ -237,3 +238,37 @@ def test_accumulated_gradients_and_half_precision(teacher):
     callback = pk.DistillationCallback(teacher)
     losses = fit(with_half, callback, epochs=4).history["loss"]
     assert losses[-1] < losses[0] and callback.report.cached_examples == 256
+
+
+REPLICAS = """
+import keras, numpy as np, prunekit as pk
+from keras import layers as L
+from quantized_training import LOSS, data
+x, y = data()
+def network(width):
+    keras.utils.set_random_seed(3)
+    image = keras.Input((8, 8, 1))
+    hidden = L.Conv2D(width, 3, activation="relu", kernel_regularizer="l2", name="conv")(image)
+    # Replicas wait for each other in it.
+    hidden = L.BatchNormalization(synchronized=True)(hidden)
+    return keras.Model(image, L.Dense(4, name="logits")(L.Flatten()(hidden)))
+def trained(strategy):
+    teacher = network(10)
+    teacher.compile("adam", LOSS)
+    teacher.fit(x, y, epochs=1, verbose=0)
+    with strategy.scope():
+        model = network(6)
+        model.compile(keras.optimizers.SGD(0.05), LOSS)
+    schedule = pk.schedules.PolynomialDecay(final_sparsity=0.5, end_step=10, frequency=2)
+    callbacks = [pk.PruningCallback(schedule), pk.DistillationCallback(teacher, OPTIONS)]
+    losses = model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0, callbacks=callbacks).history["loss"]
+    return [*model.get_weights(), np.array(losses)]
+"""
+
+
+@tensorflow_only
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", ['loss="kl"', 'loss="kl", features="conv"', 'loss="dkd"'])
+def test_two_replicas_train_the_weights_of_one(options, tmp_path):
+    one, two = on_one_and_on_two(REPLICAS.replace("OPTIONS", options), tmp_path)
+    assert max(np.abs(first - second).max() for first, second in zip(one, two, strict=True)) < 1e-5
