@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND
+from backends import BACKEND, tensorflow_only
 from distilled_training import two_outputs, wide_teacher
 from quantized_training import LOSS, X, fit, network
 
@@ -74,11 +74,12 @@ def test_layers_that_do_not_fit_are_refused(name):
         fit(network(), pk.DistillationCallback(wide_teacher(), features=features), epochs=1)
 
 
-def test_losses_between_classes_need_classes():
+@pytest.mark.parametrize("loss", ["kl", "dist", "dkd"])
+def test_losses_of_classes_need_classes(loss):
     model = keras.Sequential([keras.Input((8, 8, 1)), L.Flatten(), L.Dense(1)])
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match='loss="dist" compares classes. Received: a model whose outputs are values'):
-        fit(model, pk.DistillationCallback(loss="dist"), epochs=1)
+    with pytest.raises(ValueError, match=f'loss="{loss}" compares classes. Received: a model whose outputs are values'):
+        fit(model, pk.DistillationCallback(loss=loss), epochs=1)
 
 
 def test_two_callbacks_and_a_report_before_its_time_are_refused(teacher):
@@ -134,7 +135,7 @@ def test_a_model_that_cannot_be_copied_needs_a_teacher(teacher):
     model = Subclassed(4)
     model(X[:1])
     model.compile("sgd", LOSS)
-    with pytest.raises(ValueError, match="cannot be copied .* Pass the teacher"):
+    with pytest.raises(ValueError, match="cannot be copied .* Pass the teacher, such as another model of its class"):
         fit(model, pk.DistillationCallback(), epochs=1)
     fit(model, pk.DistillationCallback(teacher), epochs=1)
 
@@ -148,3 +149,14 @@ def test_a_training_that_ends_before_it_begins_says_so(teacher):
     fit(plain, epochs=1)
     for one, two in zip(model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+@tensorflow_only
+def test_an_unbuilt_student_and_metrics_without_labels_are_refused(teacher):
+    # On other backends Keras builds the model, its loss and metrics before any callback.
+    student = Subclassed(4)
+    student.compile("sgd", LOSS)
+    with pytest.raises(ValueError, match="is not built"):
+        fit(student, pk.DistillationCallback(teacher), epochs=1)
+    with pytest.raises(ValueError, match="Metrics read labels. Received: training data without labels"):
+        network().fit(X, verbose=0, callbacks=[pk.DistillationCallback(teacher)])

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND
+from backends import tensorflow_only
 from distilled_training import log_softmax, plain_network, two_outputs, wide_teacher
 from quantized_training import LOSS, X, Y, fit, network
 
@@ -180,9 +180,86 @@ def test_masked_positions_do_not_count():
     assert callback.report.cached_examples == 0
 
 
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="elsewhere Keras builds the loss from labels before it trains")
-def test_labels_are_not_needed_where_they_do_not_count(teacher):
-    model = plain_network()
-    model.compile(keras.optimizers.Adam(0.01))
-    losses = model.fit(X, batch_size=64, epochs=8, verbose=0, callbacks=[pk.DistillationCallback(teacher)]).history
-    assert losses["loss"][-1] < losses["loss"][0]
+def small(kind=keras.Model, compiled=None, **outputs):
+    """A model whose outputs are a dictionary, or one output of four logits."""
+    x = keras.Input((8, 8, 1))
+    y = L.Flatten()(x)
+    made = {name: L.Dense(width, name=f"layer_of_{name}")(y) for name, width in outputs.items()}
+    model = kind(x, made or L.Dense(4)(y))
+    model.compile(keras.optimizers.Adam(0.01), compiled)
+    return model
+
+
+def test_keys_of_outputs_may_differ_from_the_names_of_layers():
+    losses = {"z": LOSS, "a": "mse"}
+    model, other = (small(compiled=losses, z=4, a=1) for _ in range(2))
+    labels, nothing = {"z": Y, "a": X.mean((1, 2, 3))}, np.zeros(len(X))
+    callback = pk.DistillationCallback(other, loss="dkd")
+    weights = {"z": nothing, "a": nothing}
+    fitted = model.fit(X, labels, epochs=2, verbose=0, sample_weight=weights, callbacks=[callback])
+    assert [one.loss for one in callback.report.outputs] == ["mse", "dkd"]
+    assert fitted.history["loss"] == [0, 0]
+
+
+def test_labels_are_not_needed(teacher):
+    student = small()
+    callback = pk.DistillationCallback(teacher)
+    losses = student.fit(X, batch_size=64, epochs=8, verbose=0, callbacks=[callback]).history["loss"]
+    assert losses[-1] < losses[0] and callback.report.cached_examples == 256
+    # The student has no loss that tells of logits; its teacher has.
+    assert [one.loss for one in callback.report.outputs] == ["dist"]
+
+
+def test_metrics_are_left_out_of_steps_without_labels(teacher):
+    student = network()
+    fit(student, epochs=1)
+    fitted = student.fit(X, epochs=2, verbose=0, callbacks=[pk.DistillationCallback(teacher)], validation_data=(X, Y))
+    assert set(fitted.history) == {"loss", "val_loss", "val_accuracy"}
+    assert set(fit(student, epochs=1).history) == {"loss", "accuracy"}
+
+
+def cross_entropy(labels, outputs):
+    return keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+
+
+def test_a_model_with_a_loss_function_of_its_own_teaches_itself():
+    student = small(compiled=cross_entropy)
+    callback = pk.DistillationCallback()
+    fit(student, callback, epochs=1)
+    assert [one.loss for one in callback.report.outputs] == ["mse"]
+
+
+class Penalized(L.Layer):
+    """Adds a loss, and draws random numbers."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.seed = keras.random.SeedGenerator(0)
+
+    def call(self, x):
+        self.add_loss(keras.ops.sum(keras.ops.square(x)))
+        return x + keras.random.normal(keras.ops.shape(x), seed=self.seed)
+
+
+def test_losses_and_random_states_of_a_teacher_belong_to_no_step():
+    x = keras.Input((8, 8, 1))
+    other, student = keras.Model(x, L.Dense(4)(Penalized()(L.Flatten()(x)))), small(compiled=LOSS)
+    with pk.distilling(student, other) as distillation:
+        found = distillation.loss(keras.ops.convert_to_tensor(X[:4]), student(X[:4]))
+    assert np.isfinite(float(keras.ops.convert_to_numpy(keras.ops.stop_gradient(found))))
+    fit(student, pk.DistillationCallback(other), epochs=1)
+    assert other.predict(X[:4], verbose=0).shape == (4, 4)
+
+
+@tensorflow_only
+def test_a_copy_has_the_vocabulary_of_its_model():
+    words = L.TextVectorization(max_tokens=9, output_sequence_length=3)
+    texts = keras.ops.convert_to_tensor(["red green", "blue red red"] * 16)
+    words.adapt(texts)
+    layers = [words, L.Embedding(9, 4), L.GlobalAveragePooling1D(), L.Dense(3, activation="softmax")]
+    model = keras.Sequential([keras.Input((), dtype="string"), *layers])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    expected = model.predict(texts, verbose=0)
+    callback = pk.DistillationCallback()
+    model.fit(texts, np.arange(32) % 3, verbose=0, callbacks=[callback])
+    np.testing.assert_allclose(callback._work.teacher.model.predict(texts, verbose=0), expected, rtol=1e-6)
