@@ -171,10 +171,7 @@ def page(results: Results) -> str:
         f"|---|---:|{'---:|' * (len(ways) + 2)}",
     ]
     signals = []
-    for name, title in NETWORKS.items():
-        found = results.values.get(name)
-        if not found:
-            continue
+    for _, title, found in results.of(NETWORKS):
         for clusters in CLUSTERS:
             best = min(found[f"{clusters} tfmot"].values(), key=lambda one: one["error"])
             cells = [

@@ -183,10 +183,7 @@ def page(results: Results) -> str:
         f"|---|---|{'---:|' * len(WAYS)}",
     ]
     costs = []
-    for name, title in NETWORKS.items():
-        found = results.values.get(name)
-        if not found:
-            continue
+    for _, title, found in results.of(NETWORKS):
         for change in (ZEROS, INTEGERS):
             cells = [_cell(found.get(f"{change}: {way}")) for way in WAYS]
             lines.append(f"| {title} ({found['dense']:.4f}) | {change} | {' | '.join(cells)} |")

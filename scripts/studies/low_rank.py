@@ -180,10 +180,7 @@ def page(results: Results) -> str:
         "|---|---:|---:|---:|---:|---:|",
     ]
     ratios = []
-    for name, title in NETWORKS.items():
-        found = results.values.get(name)
-        if not found:
-            continue
+    for _, title, found in results.of(NETWORKS):
         for share in SHARES:
             one = found[f"{share} data"]
             counts = [str(one["layers"]), f"{one['macs'][1] / one['macs'][0]:.2f}"] if "macs" in one else ["–", "–"]

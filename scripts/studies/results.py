@@ -3,7 +3,7 @@
 import argparse
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,16 @@ class Results:
             partial.write_text(one_a_line(self.values), encoding="utf-8")
             partial.replace(self._path)
         return self.values[key]
+
+    def of(self, networks: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
+        """Yields (name, title, values) of each network that was measured.
+
+        Args:
+            networks: {name: title}.
+        """
+        for name, title in networks.items():
+            if found := self.values.get(name):
+                yield name, title, found
 
 
 def one_a_line(values: Mapping[str, Any]) -> str:

@@ -4,10 +4,9 @@ import keras
 import numpy as np
 import pytest
 from crashes import Crash
+from interrupted_training import crashed, resumed, whole_and_resumed
 from quantized_training import X, Y, fit, is_on_a_grid_of, kernels, network, quantizing
 from without_prunekit import outputs_in_folder
-
-import prunekit as pk
 
 pytestmark = pytest.mark.every_backend
 
@@ -58,23 +57,9 @@ def test_the_best_epochs_weights_go_with_the_best_epochs_ranges():
 
 @pytest.mark.parametrize("begin_step", [0, *(pytest.param(begin, marks=pytest.mark.thorough) for begin in (12, 20))])
 def test_a_resumed_fit_ends_as_one_that_was_never_interrupted(tmp_path, begin_step):
-    def training(folder, *others):
-        model = network()
-        backup = keras.callbacks.BackupAndRestore(str(folder))
-        schedule = pk.schedules.PolynomialDecay(final_sparsity=0.5, begin_step=1, end_step=20, frequency=3)
-        pruning, callback = (
-            pk.PruningCallback(schedule, allocation="uniform"),
-            quantizing(bits=4, begin_step=begin_step),
-        )
-        fit(model, backup, pruning, callback, *others, epochs=4)
-        return model, callback
-
-    whole, expected = training(tmp_path / "whole")
-    with pytest.raises(RuntimeError, match="the machine is gone"):
-        training(tmp_path / "cut", Crash(2))
-    resumed, found = training(tmp_path / "cut")
-    for one, two in zip(resumed.get_weights(), whole.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, two)
+    (_, expected), (_, found) = whole_and_resumed(
+        tmp_path, lambda pruning: [pruning, quantizing(bits=4, begin_step=begin_step)]
+    )
     assert found.report.ranges == expected.report.ranges
 
 
@@ -101,12 +86,6 @@ def test_checkpoints_of_keras_hold_the_weights_of_their_epoch_and_nothing_else(t
 
 
 def test_a_backup_of_another_quantization_is_refused(tmp_path):
-    model = network()
-    with pytest.raises(RuntimeError, match="the machine is gone"):
-        fit(model, keras.callbacks.BackupAndRestore(str(tmp_path)), quantizing(), Crash(1))
+    crashed(tmp_path, quantizing())
     with pytest.raises(ValueError, match="must quantize the same tensors and weights as before"):
-        fit(
-            network(),
-            keras.callbacks.BackupAndRestore(str(tmp_path)),
-            quantizing(exclude="logits"),
-        )
+        resumed(tmp_path, quantizing(exclude="logits"))

@@ -1,16 +1,12 @@
 """Quantization in loops of one's own: what a loop trains, and what is given back at its end."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
 from backends import tensorflow_only, training_step
 from keras import ops
 from quantized_training import LOSS, data, network
+from two_replicas import on_one_and_on_two
 
 import prunekit as pk
 from prunekit.techniques.quantize.quantization_state import unique_weights
@@ -290,14 +286,11 @@ def test_a_tape_loop_of_prunekit_trains_in_it(jit_compile):
 
 
 REPLICAS = """
-import contextlib, keras, numpy as np, tensorflow as tf, prunekit as pk
+import keras, numpy as np, prunekit as pk
 from quantized_training import LOSS, data, network
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 x, y = data()
-found = []
-for strategy in (None, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])):
-    with contextlib.nullcontext() if strategy is None else strategy.scope():
+def trained(strategy):
+    with strategy.scope():
         model = network(compiled=False)
         model.get_layer("dropout").rate = 0.0
         model.compile(keras.optimizers.SGD(0.05), LOSS)
@@ -306,8 +299,7 @@ for strategy in (None, tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])):
     callback = pk.QuantizationCallback(x[:64], bits=4, freeze_step=0)
     callbacks = [pk.PruningCallback(schedule), CLUSTERS callback]
     model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0, callbacks=callbacks, validation_data=(x, y))
-    found.append([*model.get_weights(), *callback._work.values()])
-print(max(np.abs(one - two).max() for one, two in zip(*found)), max(np.abs(one).max() for one in found[0][-7:]))
+    return [*model.get_weights(), *callback._work.values()]
 """
 
 
@@ -316,16 +308,7 @@ print(max(np.abs(one - two).max() for one, two in zip(*found)), max(np.abs(one).
 @pytest.mark.parametrize(
     "clusters", ["", "pk.ClusterCallback(8, begin_step=4),"], ids=["ranges", "clusters and ranges"]
 )
-def test_two_replicas_train_the_weights_and_ranges_of_one(clusters):
-    path = os.pathsep.join([os.getcwd(), str(Path(__file__).parents[1] / "support")])
-    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"}
-    done = subprocess.run(
-        [sys.executable, "-c", REPLICAS.replace("CLUSTERS", clusters)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    difference, moved = map(float, done.stdout.split()[-2:])
-    assert difference < 1e-5 and moved > 1e-3
+def test_two_replicas_train_the_weights_and_ranges_of_one(clusters, tmp_path):
+    one, two = on_one_and_on_two(REPLICAS.replace("CLUSTERS", clusters), tmp_path)
+    assert max(np.abs(first - second).max() for first, second in zip(one, two, strict=True)) < 1e-5
+    assert max(np.abs(values).max() for values in one[-7:]) > 1e-3

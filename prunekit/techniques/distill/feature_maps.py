@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,8 +43,11 @@ def named_layer(model: Any, name: str, whose: str) -> Any:
     return found[0]
 
 
-class Seen:
-    """The last outputs of layers in a call of their model."""
+class Seen(threading.local):
+    """The last outputs of layers in a call of their model.
+
+    Each thread has its own: replicas of a distribution strategy are threads that take turns inside a step.
+    """
 
     def __init__(self, layers: Sequence[Any]):
         self._layers = layers

@@ -68,10 +68,18 @@ def output_kinds(model: Any, like: list[OutputKind] | None = None, loss: Any = N
 
 def _losses_of(model: Any, found: Any) -> list[Any]:
     """Returns losses in the order of the outputs."""
-    names = getattr(model, "output_names", None)
-    if isinstance(found, Mapping) and names:
-        return [found.get(name) for name in names]
+    for names in (keys_of(getattr(model, "_outputs_struct", None)), getattr(model, "output_names", None)):
+        if isinstance(found, Mapping) and names and not found.keys().isdisjoint(names):
+            return [found.get(name) for name in names]
     return [] if found is None else keras.tree.flatten(found)
+
+
+def keys_of(outputs: Any) -> list[str]:
+    """Returns the keys of outputs that are a dictionary, in the order of `keras.tree.flatten`; of others []."""
+    if not isinstance(outputs, Mapping):
+        return []
+    # Keras sorts the keys of some kinds of dictionary.
+    return keras.tree.flatten(type(outputs)((key, key) for key in outputs))  # type: ignore[call-arg]
 
 
 def _default(of_student: OutputKind | None) -> OutputKind:

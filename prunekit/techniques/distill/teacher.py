@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,9 +11,8 @@ import keras
 from keras import ops
 
 from prunekit.anatomy.layers.model_weights import check_built
-from prunekit.core.runtime import backend, jax_state
+from prunekit.core.runtime import backend, jax_state, patching
 from prunekit.core.runtime.random_state import kept_random_state
-from prunekit.core.runtime.variable_values import with_values
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.distill.feature_maps import named_layer, recorded
 from prunekit.techniques.distill.output_cache import Row
@@ -23,27 +23,40 @@ _HIGHEST = 65_504.0
 
 
 def copy_of(model: Any) -> Any:
-    """Returns a copy of a model with weights of its own; draws no random numbers.
+    """Returns a copy of a built model with weights of its own; draws no random numbers.
 
     Raises:
-        ValueError: The model is not built, or cannot be copied.
+        ValueError: The model cannot be copied.
     """
-    check_built(model)
     jax_state.sync_model_state(model)
     try:
         with kept_random_state(model), backend.variable_scope(model):
-            copy = keras.models.clone_model(model)
+            # Not compiled by Keras, which fails where the loss is a function of the user's.
+            with patching.shadowed(model, "compiled", False):
+                copy = keras.models.clone_model(model)
             if not copy.built:
                 copy.build_from_config(model.get_build_config())
             copy.set_weights(model.get_weights())
+            _copy_vocabularies(model, copy)
+            # The loss says whether outputs are logits.
+            keras.Model.compile(copy, loss=getattr(model, "loss", None))
     except Exception as error:
         # Classes of users fail in many ways.
         raise ValueError(
             f"Without `teacher`, a copy of the model teaches it. Received: {model.name!r}, which cannot be copied "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}). Pass the teacher, such as the same model "
-            "loaded from its file."
+            f"({type(error).__name__}: {' '.join(str(error).split())[:120]}). Pass the teacher, such as another model "
+            "of its class, called once on a batch, after teacher.set_weights(model.get_weights())."
         ) from error
     return copy
+
+
+def _copy_vocabularies(model: Any, copy: Any) -> None:
+    """Copies what layers learned in `adapt` and do not have as weights, such as the words of a text."""
+    for one, two in zip(model._flatten_layers(), copy._flatten_layers(), strict=False):
+        if one is not model and hasattr(one, "save_assets") and type(one) is type(two):
+            with tempfile.TemporaryDirectory() as folder:
+                one.save_assets(folder)
+                two.load_assets(folder)
 
 
 def check_teacher(teacher: Any, model: Any) -> None:
@@ -156,7 +169,8 @@ class Teacher:
             yield
             return
         pairs = [(one, copy.value) for one, copy in zip(self.model.variables, self.variables, strict=True)]
-        with with_values(pairs, self.model):
+        # What is assigned inside, such as states of random seeds, and losses that layers add belong to no step.
+        with keras.StatelessScope(state_mapping=pairs):
             yield
 
 

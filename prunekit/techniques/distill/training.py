@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ from keras import ops
 from keras.src.backend import get_keras_mask
 from keras.src.losses.loss import reduce_weighted_values
 
+from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.runtime import patching
 from prunekit.core.runtime.optimizers import optimizers_of
 from prunekit.core.runtime.snapshot import Snapshot, lacking
@@ -22,9 +23,10 @@ from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.distill import losses
 from prunekit.techniques.distill.distill_report import DistilledOutput, DistillReport
 from prunekit.techniques.distill.feature_maps import FeaturePairs, Seen, named_layer, recorded
+from prunekit.techniques.distill.labels import for_each_output, measuring, one_hot, position_weights
 from prunekit.techniques.distill.options import DistillationOptions
 from prunekit.techniques.distill.output_cache import OFF, READING, RECORDING, OutputCache
-from prunekit.techniques.distill.output_kinds import OutputKind, logits_of, output_kinds
+from prunekit.techniques.distill.output_kinds import OutputKind, keys_of, logits_of, output_kinds
 from prunekit.techniques.distill.teacher import Teacher, check_shapes, check_teacher, copy_of
 
 _TWO = 2
@@ -54,13 +56,16 @@ class DistillationTraining:
     variants = tuple(_VARIANTS.values())
 
     def __init__(self, model: Any, teacher: Any, options: DistillationOptions):
+        check_built(model)
         self.model, self._options = model, options
         if teacher is None or teacher is model:
             teacher = copy_of(model)
         check_teacher(teacher, model)
         for name in options.layers:
             named_layer(model, name, "student")
-        self.kinds = output_kinds(model)
+        # A model without a compiled loss does not say whether its outputs are logits; its teacher may.
+        told = getattr(model, "loss", None) is not None
+        self.kinds = output_kinds(model, like=None if told else output_kinds(teacher))
         check_loss(options, self.kinds)
         self._losses = losses_of(options, self.kinds, model)
         several = getattr(model, "_distribute_strategy", None) is not None
@@ -121,6 +126,8 @@ class DistillationTraining:
                 stack.enter_context(joined(self.model, self.optimizers, *extra))
             wrap = functools.partial(self._computing_loss, seen)
             stack.enter_context(patching.wrapped(self.model, "compute_loss", wrap))
+            wrap = functools.partial(measuring, self.model)
+            stack.enter_context(patching.wrapped(self.model, "compute_metrics", wrap))
             yield
 
     def testing(self) -> contextlib.AbstractContextManager[None]:
@@ -176,8 +183,8 @@ class DistillationTraining:
         teacher = self._cache.outputs(x, compute)
         student = keras.tree.flatten(y_pred)
         check_shapes(*([tuple(one.shape)[1:] for one in given] for given in (self._plain(teacher), student)))
-        names = [] if isinstance(y_pred, Mapping) else getattr(self.model, "output_names", [])
-        weights, labels = (_for_each(one, names, len(student)) for one in (sample_weight, y))
+        names = keys_of(y_pred) or getattr(self.model, "output_names", [])
+        weights, labels = (for_each_output(one, names, len(student)) for one in (sample_weight, y))
         terms = [
             _reduced(self._term(place, one, two, labels[place], weights[place]), two, weights[place])
             for place, (one, two) in enumerate(zip(teacher, student, strict=True))
@@ -202,7 +209,7 @@ class DistillationTraining:
         if loss == "mse":
             return losses.squared_error(teacher, student)
         if loss == "dist":
-            return losses.relations(teacher, student, options.temperature, _rows(weights, output, student))
+            return losses.relations(teacher, student, options.temperature, position_weights(weights, output, student))
         if loss == "dkd":
             return losses.decoupled(teacher, student, one_hot(labels, student), options.temperature)
         return losses.divergence(teacher, student, options.temperature)
@@ -304,12 +311,17 @@ class _Mixed:
 
 
 def check_loss(options: DistillationOptions, kinds: Sequence[OutputKind]) -> None:
-    """Raises if a loss between classes is asked for, and no output tells classes apart.
+    """Raises if a loss of classes is asked for, and no output is of classes.
 
     Raises:
         ValueError: There is no such output.
     """
-    if options.loss in ("dist", "dkd") and not any(kind.tells_classes for kind in kinds):
+    suitable = {
+        "dist": any(kind.tells_classes for kind in kinds),
+        "dkd": any(kind.tells_classes for kind in kinds),
+        "kl": any(kind is not OutputKind.VALUES for kind in kinds),
+    }
+    if not suitable.get(options.loss, True):
         found = ", ".join(dict.fromkeys(kind.value for kind in kinds))
         raise ValueError(
             f'loss="{options.loss}" compares classes. Received: a model whose outputs are {found}. Take loss="auto"; '
@@ -337,57 +349,6 @@ def losses_of(options: DistillationOptions, kinds: Sequence[OutputKind], model: 
             found.append("kl")
         else:
             found.append("dist" if options.loss == "auto" else options.loss)
-    return found
-
-
-def one_hot(labels: Any, student: Any) -> Any:
-    """Returns labels, class numbers or one-hot, as float32 of the shape of the student's logits.
-
-    Raises:
-        ValueError: There are no labels, or they have another shape.
-    """
-    classes = int(student.shape[-1])
-    shape = None if labels is None else tuple(labels.shape)
-    if shape is not None and len(shape) == len(student.shape) and shape[-1] == classes and classes > 1:
-        return ops.cast(labels, "float32")
-    if shape is not None and len(shape) == len(student.shape) and shape[-1] == 1:
-        labels = ops.squeeze(labels, -1)
-    elif shape is None or len(shape) != len(student.shape) - 1:
-        raise ValueError(
-            'loss="dkd" reads the true class of each example. Received: '
-            f"{'no labels' if shape is None else f'labels of shape {shape}'} for outputs of shape "
-            f"{tuple(student.shape)}."
-        )
-    return ops.one_hot(ops.cast(labels, "int32"), classes, dtype="float32")
-
-
-def _for_each(given: Any, names: Sequence[str], count: int) -> list[Any]:
-    """Returns a structure as one part for each output; what is given once is for all.
-
-    Args:
-        given: Labels or weights of examples, as Keras takes them.
-        names: Names of the outputs of a model that returns a list.
-        count: Number of outputs.
-    """
-    if given is None or not keras.tree.is_nested(given):
-        return [given] * count
-    if isinstance(given, Mapping) and len(names) == count:
-        return [given.get(name) for name in names]
-    leaves = keras.tree.flatten(given)
-    return leaves if len(leaves) == count else [None] * count
-
-
-def _rows(weights: Any, output: Any, student: Any) -> Any:
-    """Returns the weights of examples for each position of an output, float32, 0 at masked ones; or None."""
-    mask = get_keras_mask(output)
-    if weights is None and mask is None:
-        return None
-    shape, rank = ops.shape(student)[:-1], len(student.shape) - 1
-    found = ops.ones(shape, "float32")
-    for one in (weights, mask):
-        if one is not None:
-            one = ops.cast(one, "float32")
-            found = found * ops.reshape(one, (*ops.shape(one), *[1] * (rank - len(one.shape))))
     return found
 
 

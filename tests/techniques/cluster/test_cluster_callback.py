@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from backends import BACKEND, tensorflow_only
-from crashes import Crash
+from interrupted_training import crashed, resumed, whole_and_resumed
 from quantized_training import LOSS, X, Y, fit, kernels, network, quantizing
 
 import prunekit as pk
@@ -169,28 +169,16 @@ def test_centroids_follow_the_learning_rate_of_the_model():
 
 
 def test_a_resumed_fit_ends_as_one_that_was_never_interrupted(tmp_path):
-    def training(folder, *others):
-        model = network()
-        backup = keras.callbacks.BackupAndRestore(str(folder))
-        schedule = pk.schedules.PolynomialDecay(final_sparsity=0.5, begin_step=1, end_step=20, frequency=3)
-        pruning, callback = pk.PruningCallback(schedule, allocation="uniform"), pk.ClusterCallback(4, begin_step=6)
-        fit(model, backup, callback, pruning, *others, epochs=4)
-        return model, callback
-
-    whole, expected = training(tmp_path / "whole")
-    with pytest.raises(RuntimeError, match="the machine is gone"):
-        training(tmp_path / "cut", Crash(2))
-    resumed, found = training(tmp_path / "cut")
-    for one, two in zip(resumed.get_weights(), whole.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, two)
+    (expected, _), (found, _) = whole_and_resumed(
+        tmp_path, lambda pruning: [pk.ClusterCallback(4, begin_step=6), pruning]
+    )
     assert found.report.weights == expected.report.weights
 
 
 def test_a_backup_of_another_clustering_is_refused(tmp_path):
-    with pytest.raises(RuntimeError, match="the machine is gone"):
-        fit(network(), keras.callbacks.BackupAndRestore(str(tmp_path)), pk.ClusterCallback(8), Crash(1))
+    crashed(tmp_path, pk.ClusterCallback(8))
     with pytest.raises(ValueError, match="must cluster the same weights as before"):
-        fit(network(), keras.callbacks.BackupAndRestore(str(tmp_path)), pk.ClusterCallback(4))
+        resumed(tmp_path, pk.ClusterCallback(4))
 
 
 def test_the_best_epochs_weights_go_with_the_best_epochs_centroids():

@@ -1,38 +1,18 @@
-"""Distillation in `fit`: the loss of a step, the teacher, the kept outputs, and other callbacks beside it."""
+"""Distillation in `fit`: the loss of a step, the teacher, and other callbacks and steps beside it."""
 
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND
-from crashes import Crash
+from backends import BACKEND, tensorflow_only
+from distilled_training import log_softmax, plain_network, wide_teacher
+from interrupted_training import crashed, resumed, whole_and_resumed
 from quantized_training import LOSS, X, Y, fit, is_on_a_grid_of, kernels, network, quantizing
+from two_replicas import on_one_and_on_two
 
 import prunekit as pk
-from prunekit.techniques.distill.output_cache import OFF, READING
 
 pytestmark = pytest.mark.every_backend
 L = keras.layers
-
-
-@pytest.fixture(scope="module")
-def teacher():
-    model = network()
-    fit(model, epochs=3)
-    return model
-
-
-def plain_network(**options):
-    """A model without dropout and batch normalization, whose loss NumPy calculates."""
-    keras.utils.set_random_seed(5)
-    x = keras.Input((8, 8, 1))
-    y = L.Dense(6, activation="relu", kernel_regularizer=keras.regularizers.L2(0.1), name="hidden")(L.Flatten()(x))
-    model = keras.Model(x, L.Dense(4, name="logits")(y))
-    model.compile(keras.optimizers.SGD(0.0), LOSS, **options)
-    return model
-
-
-def log_softmax(logits):
-    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
 def expected_loss(model, teacher, x, y, weight, temperature, weights=1.0):
@@ -158,67 +138,6 @@ def test_without_a_teacher_the_model_of_the_start_teaches(teacher):
         np.testing.assert_array_equal(one, two)
 
 
-# ---- kept outputs ----------------------------------------------------------------------------------------------------
-
-
-def test_kept_outputs_give_the_weights_of_calculated_ones(teacher):
-    results, callbacks = [], [pk.DistillationCallback(teacher), pk.DistillationCallback(teacher, cache=False)]
-    for callback in callbacks:
-        model = network()
-        fit(model, callback, epochs=3)
-        results.append(model.get_weights())
-    for one, two in zip(*results, strict=True):
-        np.testing.assert_array_equal(one, two)
-    assert [one.report.cached_examples for one in callbacks] == [256, 0]
-
-
-def test_shuffled_examples_are_found(teacher):
-    callback = pk.DistillationCallback(teacher)
-    modes = []
-
-    class Watch(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            cache = callback._work._cache
-            modes.append(cache.mode)
-            if epoch:
-                found, seen = keras.ops.convert_to_numpy(cache.variables[0])
-                modes.append((int(found), int(seen)))
-
-    network().fit(X, Y, batch_size=48, epochs=3, verbose=0, callbacks=[Watch(), callback])
-    assert modes == ["recording", READING, (256, 256), READING, (256, 256)]
-
-
-class Noisy(keras.utils.PyDataset):
-    """Batches with other noise in each epoch; a share of the batches stays as it is."""
-
-    def __init__(self, same=0):
-        super().__init__()
-        self.random, self.same = np.random.default_rng(0), same
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        rows = slice(32 * index, 32 * (index + 1))
-        noise = 0.0 if index < self.same else self.random.normal(size=(32, 8, 8, 1), scale=0.1)
-        return (X[rows] + noise).astype("float32"), Y[rows]
-
-
-def test_augmented_examples_are_calculated_anew(teacher):
-    callback, model = pk.DistillationCallback(teacher, weight=1.0), plain_network()
-    model.fit(Noisy(), epochs=3, verbose=0, shuffle=False, callbacks=[callback])
-    assert callback._work._cache.mode == OFF and callback.report.cached_examples == 0
-    results = []
-    for cache in (True, False):
-        student = network()
-        student.fit(
-            Noisy(same=6), epochs=3, verbose=0, shuffle=False, callbacks=[pk.DistillationCallback(teacher, cache=cache)]
-        )
-        results.append(student.get_weights())
-    for one, two in zip(*results, strict=True):
-        np.testing.assert_array_equal(one, two)
-
-
 def test_a_teacher_that_was_trained_in_between_gives_new_outputs():
     own, losses = plain_network(), []
     own.compile(keras.optimizers.SGD(0.1), LOSS)
@@ -282,28 +201,18 @@ def test_a_saved_model_has_nothing_of_its_teacher(teacher, tmp_path):
 def test_a_resumed_fit_ends_as_one_that_was_never_interrupted(teacher, tmp_path, features):
     narrow = network() if not features else wide_teacher()
 
-    def training(folder, *others):
-        model = network()
-        schedule = pk.schedules.PolynomialDecay(final_sparsity=0.5, begin_step=1, end_step=20, frequency=3)
-        callback = pk.DistillationCallback(narrow if features else teacher, features=features, begin_step=2)
-        backup = keras.callbacks.BackupAndRestore(str(folder))
-        fit(model, backup, callback, pk.PruningCallback(schedule, allocation="uniform"), *others, epochs=4)
-        return model, callback
+    def callbacks(pruning):
+        given = narrow if features else teacher
+        return [pk.DistillationCallback(given, features=features, begin_step=2), pruning]
 
-    whole, expected = training(tmp_path / "whole")
-    with pytest.raises(RuntimeError, match="the machine is gone"):
-        training(tmp_path / "cut", Crash(2))
-    resumed, found = training(tmp_path / "cut")
-    for one, two in zip(resumed.get_weights(), whole.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, two)
+    (expected, _), (found, _) = whole_and_resumed(tmp_path, callbacks)
     assert found.report.cached_examples == expected.report.cached_examples == (0 if features else 256)
 
 
 def test_a_backup_with_another_teacher_is_refused(teacher, tmp_path):
-    with pytest.raises(RuntimeError, match="the machine is gone"):
-        fit(network(), keras.callbacks.BackupAndRestore(str(tmp_path)), pk.DistillationCallback(teacher), Crash(1))
+    crashed(tmp_path, pk.DistillationCallback(teacher))
     with pytest.raises(ValueError, match="has the teacher of the first run"):
-        fit(network(), keras.callbacks.BackupAndRestore(str(tmp_path)), pk.DistillationCallback(network()))
+        resumed(tmp_path, pk.DistillationCallback(network()))
 
 
 @pytest.mark.parametrize(
@@ -331,272 +240,35 @@ def test_accumulated_gradients_and_half_precision(teacher):
     assert losses[-1] < losses[0] and callback.report.cached_examples == 256
 
 
-# ---- inner layers ----------------------------------------------------------------------------------------------------
-
-
-def wide_teacher():
-    """As `network`, with ten channels."""
-    keras.utils.set_random_seed(1)
-    x = keras.Input((8, 8, 1))
-    y = L.DepthwiseConv2D(3, name="depthwise")(L.Conv2D(10, 3, padding="same", activation="relu", name="wide")(x))
-    model = keras.Model(x, L.Dense(4, name="logits")(L.Flatten()(y)))
-    model.compile("adam", LOSS)
-    return model
-
-
-def maps(model, name):
-    return keras.Model(model.inputs, model.get_layer(name).output).predict(X, verbose=0).reshape(len(X), -1)
-
-
-def test_inner_layers_come_nearer_to_those_of_the_teacher(teacher):
-    def angle(model):
-        one, two = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (maps(model, "conv"), wanted))
-        return (one * two).sum(1).mean()
-
-    wanted, found = maps(teacher, "conv"), []
-    for options in ({}, {"features": "conv", "feature_weight": 10.0}):
-        model = network()
-        callback = pk.DistillationCallback(teacher, **options)
-        fit(model, callback, epochs=3)
-        found.append(angle(model))
-    assert found[1] > found[0]
-    assert callback.report.features == {"conv": "conv"} and callback.report.cached_examples == 0
-
-
-def test_layers_of_other_widths_have_a_trained_projection_between_them():
-    model, callback = network(), pk.DistillationCallback(wide_teacher(), features={"conv": "wide"}, feature_weight=5.0)
-    kept = []
-
-    class Watch(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            kept.append(np.array(keras.ops.convert_to_numpy(callback._work._pairs.variables[0])))
-
-    shapes = [tuple(one.shape) for one in model.weights]
-    losses = fit(model, callback, Watch(), epochs=4).history["loss"]
-    assert kept[0].shape == (6, 10) and np.abs(kept[0] - kept[-1]).max() > 1e-3
-    assert losses[-1] < losses[0]
-    assert [tuple(one.shape) for one in model.weights] == shapes
-
-
-# ---- other outputs ---------------------------------------------------------------------------------------------------
-
-
-def two_outputs(seed):
-    keras.utils.set_random_seed(seed)
-    x = keras.Input((8, 8, 1))
-    y = L.Dense(8, activation="relu")(L.Flatten()(x))
-    outputs = [L.Dense(4, activation="softmax", name="which")(y), L.Dense(1, name="size")(y)]
-    model = keras.Model(x, outputs)
-    model.compile(keras.optimizers.SGD(0.0), {"which": "sparse_categorical_crossentropy", "size": "mse"})
-    return model
-
-
-def test_each_output_has_a_term_of_its_kind():
-    model, other = two_outputs(1), two_outputs(2)
-    callback = pk.DistillationCallback(other, loss="kl", weight=1.0, temperature=2.0)
-    labels = {"which": Y, "size": X.mean((1, 2, 3))}
-    losses = model.fit(X, labels, batch_size=256, epochs=2, verbose=0, callbacks=[callback]).history["loss"]
-    (p, a), (q, b) = (one.predict(X, verbose=0) for one in (other, model))
-    one, two = (log_softmax(np.log(rows) / 2) for rows in (p, q))
-    expected = (np.exp(one) * (one - two)).sum(-1).mean() * 4 + np.square(a - b).mean()
-    np.testing.assert_allclose(losses, expected, rtol=2e-3)
-    assert [(one.kind, one.loss) for one in callback.report.outputs] == [
-        ("probabilities of classes", "kl"),
-        ("values", "mse"),
-    ]
-    assert callback.report.cached_examples == 256
-
-
-def test_a_sigmoid_is_learned_as_yes_or_no():
-    def made(seed):
-        keras.utils.set_random_seed(seed)
-        model = keras.Sequential([keras.Input((8, 8, 1)), L.Flatten(), L.Dense(3, activation="sigmoid")])
-        model.compile(keras.optimizers.SGD(0.0), "binary_crossentropy")
-        return model
-
-    model, other = made(1), made(2)
-    labels = np.eye(4, dtype="float32")[Y][:, :3]
-    callback = pk.DistillationCallback(other, weight=1.0, temperature=1.0)
-    loss = model.fit(X, labels, batch_size=256, verbose=0, callbacks=[callback]).history["loss"][0]
-    p, q = other.predict(X, verbose=0).astype("float64"), model.predict(X, verbose=0).astype("float64")
-    expected = (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).mean()
-    assert loss == pytest.approx(expected, rel=5e-3)
-
-
-def test_the_loss_that_is_chosen_goes_with_the_number_of_classes():
-    def made(classes):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((8, 8, 1)), L.Flatten(), L.Dense(classes, activation="softmax")])
-        model.compile("sgd", "sparse_categorical_crossentropy")
-        return model
-
-    for classes, loss in ((2, "kl"), (3, "dist")):
-        callback = pk.DistillationCallback(made(classes))
-        made(classes).fit(X[:32], Y[:32] % 2, verbose=0, callbacks=[callback])
-        assert [one.loss for one in callback.report.outputs] == [loss]
-
-
-def test_masked_positions_do_not_count():
-    def made(seed):
-        keras.utils.set_random_seed(seed)
-        layers = [L.Embedding(9, 6, mask_zero=True), L.Dense(3)]
-        model = keras.Sequential([keras.Input((None,), dtype="int32"), *layers])
-        model.compile(keras.optimizers.SGD(0.0), LOSS)
-        return model
-
-    tokens = np.random.default_rng(0).integers(1, 9, (8, 5)).astype("int32")
-    padded = np.pad(tokens, [(0, 0), (0, 5)])
-    model, found = made(1), []
-    for inputs in (tokens, padded):
-        callback = pk.DistillationCallback(made(2), weight=1.0)
-        fitted = model.fit(inputs, inputs % 3, batch_size=8, verbose=0, callbacks=[callback])
-        found.append(fitted.history["loss"][0])
-    assert found[0] == pytest.approx(found[1], rel=1e-4)
-    # Their length is not known before.
-    assert callback.report.cached_examples == 0
-
-
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="elsewhere Keras builds the loss from labels before it trains")
-def test_labels_are_not_needed_where_they_do_not_count(teacher):
-    model = plain_network()
-    model.compile(keras.optimizers.Adam(0.01))
-    losses = model.fit(X, batch_size=64, epochs=8, verbose=0, callbacks=[pk.DistillationCallback(teacher)]).history
-    assert losses["loss"][-1] < losses["loss"][0]
-
-
-# ---- refusals --------------------------------------------------------------------------------------------------------
-
-WRONG_OPTIONS = {
-    "an unknown loss": (dict(loss="kll"), ValueError, "Did you mean 'kl'"),
-    "a share in percent": (dict(weight=90), ValueError, "For 90 %, pass 0.9"),
-    "a temperature of zero": (dict(temperature=0), ValueError, "temperature"),
-    "a layer instead of its name": (dict(features=[L.Dense(2)]), TypeError, "Pass their `name`"),
-    "features that are a number": (dict(features=3), TypeError, "list of names of layers"),
-    "a cache of bytes": (dict(cache=100), TypeError, "`cache` is True or False. Received: 100"),
-    "memory without a unit": (dict(memory="500"), ValueError, "500MB"),
-    "an unknown option": (dict(alpha=0.5), TypeError, "alpha"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_OPTIONS)
-def test_wrong_options_are_refused_before_fit(name):
-    options, kind, match = WRONG_OPTIONS[name]
-    with pytest.raises(kind, match=match):
-        pk.DistillationCallback(**options)
-
-
-def with_shared_layer(model):
-    return keras.Model(model.inputs, model.outputs)
-
-
-WRONG_TEACHERS = {
-    "no model": (lambda model: "teacher.keras", TypeError, "`teacher` is a Keras 3 model or None"),
-    "an unbuilt model": (lambda model: keras.Sequential([L.Dense(4)]), ValueError, "not built"),
-    "a model of the same weights": (with_shared_layer, ValueError, "shares .* with the model. Pass a copy"),
-    "a model of other outputs": (
-        lambda model: keras.Sequential([keras.Input((8, 8, 1)), L.Flatten(), L.Dense(5)]),
-        ValueError,
-        r"the same shapes as its student. Received: outputs of shapes \(5,\), and \(4,\) of the student",
-    ),
-    "a model of more outputs": (lambda model: two_outputs(0), ValueError, r"shapes \(4,\), \(1,\), and \(4,\) of"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_TEACHERS)
-def test_a_teacher_that_does_not_fit_is_refused_before_the_first_update(name):
-    make, kind, match = WRONG_TEACHERS[name]
-    model = network()
-    before = model.get_weights()
-    with pytest.raises(kind, match=match):
-        fit(model, pk.DistillationCallback(make(model)), epochs=1)
-    for one, two in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, two)
-
-
-WRONG_LAYERS = {
-    "an unknown layer": ("convv", "Did you mean 'conv'"),
-    "a layer of the student alone": ("pool", "the teacher .* has no such layer"),
-    "layers of other sizes": ({"conv": "depthwise"}, "position by position"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_LAYERS)
-def test_layers_that_do_not_fit_are_refused(name):
-    features, match = WRONG_LAYERS[name]
-    with pytest.raises(ValueError, match=match):
-        fit(network(), pk.DistillationCallback(wide_teacher(), features=features), epochs=1)
-
-
-def test_losses_between_classes_need_classes():
-    model = keras.Sequential([keras.Input((8, 8, 1)), L.Flatten(), L.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match='loss="dist" compares classes. Received: a model whose outputs are values'):
-        fit(model, pk.DistillationCallback(loss="dist"), epochs=1)
-
-
-def test_two_callbacks_and_a_report_before_its_time_are_refused(teacher):
-    with pytest.raises(ValueError, match="may contain one DistillationCallback"):
-        fit(network(), pk.DistillationCallback(teacher), pk.DistillationCallback(teacher))
-    with pytest.raises(RuntimeError, match="exists once `fit` has ended"):
-        _ = pk.DistillationCallback(teacher).report
-
-
-class OwnLoss(keras.Model):
-    """Calculates its loss without the compiled one."""
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return keras.ops.mean(keras.ops.square(y_pred))
-
-
-def test_a_loss_that_leaves_the_compiled_one_out_is_refused(teacher):
-    x = keras.Input((8, 8, 1))
-    model = OwnLoss(x, L.Dense(4)(L.Flatten()(x)))
-    model.compile("sgd", LOSS)
-    with pytest.raises(ValueError, match="own `compute_loss` does not use the compiled loss"):
-        fit(model, pk.DistillationCallback(teacher), epochs=1)
-
-
-class OwnStep(keras.Model):
-    """A training step that never calculates the loss of Keras."""
-
-    def train_step(self, *args):
-        return ({"loss": 0.0}, args[0]) if BACKEND == "jax" else {"loss": 0.0}
-
-
-def test_a_step_without_compute_loss_is_refused(teacher):
-    x = keras.Input((8, 8, 1))
-    model = OwnStep(x, L.Dense(4)(L.Flatten()(x)))
-    model.compile("sgd", LOSS)
-    with pytest.raises(RuntimeError, match="never calls it"):
-        fit(model, pk.DistillationCallback(teacher), epochs=1)
-
-
-class Subclassed(keras.Model):
-    """A model that gives no config."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.body = L.Dense(width)
-
-    def call(self, x):
-        return self.body(keras.ops.reshape(x, (-1, 64)))
-
-
-def test_a_model_that_cannot_be_copied_needs_a_teacher(teacher):
-    model = Subclassed(4)
-    model(X[:1])
-    model.compile("sgd", LOSS)
-    with pytest.raises(ValueError, match="cannot be copied .* Pass the teacher"):
-        fit(model, pk.DistillationCallback(), epochs=1)
-    fit(model, pk.DistillationCallback(teacher), epochs=1)
-
-
-def test_a_training_that_ends_before_it_begins_says_so(teacher):
-    model = network()
-    late = pk.DistillationCallback(teacher, begin_step=10**6)
-    with pytest.warns(UserWarning, match="ended after 8 updates, and distillation begins at update 1,000,000: nothing"):
-        fit(model, late, epochs=1)
-    plain = network()
-    fit(plain, epochs=1)
-    for one, two in zip(model.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, two)
+REPLICAS = """
+import keras, numpy as np, prunekit as pk
+from keras import layers as L
+from quantized_training import LOSS, data
+x, y = data()
+def network(width):
+    keras.utils.set_random_seed(3)
+    image = keras.Input((8, 8, 1))
+    hidden = L.Conv2D(width, 3, activation="relu", kernel_regularizer="l2", name="conv")(image)
+    # Replicas wait for each other in it.
+    hidden = L.BatchNormalization(synchronized=True)(hidden)
+    return keras.Model(image, L.Dense(4, name="logits")(L.Flatten()(hidden)))
+def trained(strategy):
+    teacher = network(10)
+    teacher.compile("adam", LOSS)
+    teacher.fit(x, y, epochs=1, verbose=0)
+    with strategy.scope():
+        model = network(6)
+        model.compile(keras.optimizers.SGD(0.05), LOSS)
+    schedule = pk.schedules.PolynomialDecay(final_sparsity=0.5, end_step=10, frequency=2)
+    callbacks = [pk.PruningCallback(schedule), pk.DistillationCallback(teacher, OPTIONS)]
+    losses = model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0, callbacks=callbacks).history["loss"]
+    return [*model.get_weights(), np.array(losses)]
+"""
+
+
+@tensorflow_only
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", ['loss="kl"', 'loss="kl", features="conv"', 'loss="dkd"'])
+def test_two_replicas_train_the_weights_of_one(options, tmp_path):
+    one, two = on_one_and_on_two(REPLICAS.replace("OPTIONS", options), tmp_path)
+    assert max(np.abs(first - second).max() for first, second in zip(one, two, strict=True)) < 1e-5
