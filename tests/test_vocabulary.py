@@ -58,7 +58,7 @@ STEPS = {
     "quantize": ("quantize", TRAINING | {"begin_epoch", "distill", "budget", "drop", "integer_io", "sparse", "name"}),
     "remove_blocks": ("remove_blocks", TRAINING),
     "factorize": ("factorize", TRAINING),
-    "cluster": ("cluster", TRAINING),
+    "cluster": ("cluster", TRAINING | {"distill"}),
     "simplify": ("simplify", set()),
     "export": ("export", {"examples"}),
 }

@@ -1,5 +1,6 @@
 """Distillation: a model learns from the outputs of a teacher, in the training step that compresses it.
 
+- `labels`: labels and weights of examples, one part for each output
 - `losses`: differences between the outputs of teacher and student
 - `options`: the options of a distillation
 - `output_kinds`: logits, probabilities or values
