@@ -240,6 +240,7 @@ def _scales(lines: np.ndarray) -> np.ndarray | None:
     return np.array(found[1:], np.float32)
 
 
+@np.errstate(over="ignore")
 def _scale(values: np.ndarray) -> np.float32 | None:
     """Returns the scale of which values other than zero are multiples by integers of at most 8 bits; 0 without values.
 
@@ -250,7 +251,7 @@ def _scale(values: np.ndarray) -> np.float32 | None:
         return np.float32(0)
     divided = np.abs(values).max() / np.arange(1, _STEPS + 1, dtype=np.float32)
     scales = np.stack([divided, np.nextafter(divided, np.float32(0)), np.nextafter(divided, np.float32(np.inf))], 1)
-    scales = scales[scales > 0]
+    scales = scales[(scales > 0) & np.isfinite(scales)]
     for scale in scales[_are_multiples(values[:_FIRST], scales[:, None])]:
         if _are_multiples(values, scale):
             return scale

@@ -106,6 +106,28 @@ def test_a_product_of_another_tensor_takes_its_factor_alone():
     assert len(encode(pieces, both, LITERT).data) <= len(alone.data) + 20
 
 
+@pytest.mark.parametrize("axis", [1, 2])
+def test_scales_of_lines_of_zeros_take_no_bytes(axis):
+    array = grid(axis)
+    (array if axis == 1 else array.T)[:20] = 0
+    form = best_form(array)
+    # The axis, and three bytes of each of the other scales.
+    assert form.form == GRID and len(form.extra) == 1 + 3 * (array.shape[axis - 1] - 20)
+    assert (form.small[0].numbers[:20] == 0).all() and (form.small[0].numbers[20:] > 0).all()
+
+
+def test_values_of_codebooks_at_the_ends_of_their_types_come_back():
+    for dtype in ("<f2", "<f4", "<f8"):
+        ends = np.finfo(dtype)
+        values = np.array([ends.max, -ends.max, ends.tiny, ends.smallest_subnormal, 0, 1], dtype)
+        array = RNG.choice(values, (60, 60))
+        first = b'[["weights",[60,60]]]'
+        data = encode(
+            [Piece(text_form(first)), Piece(best_form(array), array.shape)], first + array.tobytes(), KERAS
+        ).data
+        assert decode(data)["weights"].tobytes() == array.tobytes()
+
+
 def test_zeros_cost_what_their_frequency_says():
     array = np.where(RNG.random((300, 200)) < 0.02, RNG.integers(1, 4, (300, 200)), 0).astype("|i1")
     packed = encode([Piece(best_form(array), array.shape)], array.tobytes(), LITERT)
