@@ -222,7 +222,9 @@ def _grid_forms(matrix: np.ndarray) -> Iterator[Form]:
             upper = np.zeros(len(scales), np.uint8)
             upper[some] = heads + 1
             extra = bytes([axis]) + rest
-            yield Form(GRID, "<f4", matrix.shape, least, symbols, most - least + 1, extra, (Small(upper),))
+            # From -128 to 128 there are 257.
+            if most - least < _ALPHABET:
+                yield Form(GRID, "<f4", matrix.shape, least, symbols, most - least + 1, extra, (Small(upper),))
             if axis == 0:
                 return
 

@@ -106,6 +106,16 @@ def test_a_product_of_another_tensor_takes_its_factor_alone():
     assert len(encode(pieces, both, LITERT).data) <= len(alone.data) + 20
 
 
+@pytest.mark.parametrize("lowest", [-127, -128])
+def test_a_grid_of_more_kinds_than_a_byte_has_is_not_one(lowest):
+    array = np.arange(lowest, 129).astype("<f4").reshape(1, -1) * np.float32(0.37)
+    best = best_form(array)
+    assert best.width <= 256
+    first = f'[["weights",{list(array.shape)}]]'.encode()
+    data = encode([Piece(text_form(first)), Piece(best, array.shape)], first + array.tobytes(), KERAS).data
+    assert decode(data)["weights"].tobytes() == array.tobytes()
+
+
 @pytest.mark.parametrize("axis", [1, 2])
 def test_scales_of_lines_of_zeros_take_no_bytes(axis):
     array = grid(axis)
