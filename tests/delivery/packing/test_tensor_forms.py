@@ -67,6 +67,7 @@ ARRAYS = {
     "floats": (RNG.normal(size=3000).astype("<f4"), FLOAT),
     "special floats": (np.append(SPECIAL, RNG.normal(size=300).astype("<f4")), None),
     "negative zeros": (np.where(KEPT, FLOATS, np.float32(-0.0)), None),
+    "negative zeros on a grid": (-np.abs(grid(0)), None),
     "float16": (FLOATS.astype("<f2"), None),
     "float64": (FLOATS.astype("<f8"), None),
     "random bits": (np.frombuffer(RNG.bytes(4000), "<f4"), RAW),
