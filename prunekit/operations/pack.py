@@ -50,6 +50,8 @@ def pack(model: Any, output: str | os.PathLike[str], *, compare: str | Sequence[
                 f"`compare` takes {', '.join(COMPRESSORS)}. Received: {name!r}.{did_you_mean(str(name), COMPRESSORS)}"
             )
     if isinstance(model, str | os.PathLike):
+        if target.exists() and Path(model).exists() and target.samefile(model):
+            raise ValueError(f"`output` is another file than `model`. Received: {os.fspath(output)!r} for both.")
         return _pack_file(Path(model), target, compare)
     if not hasattr(model, "get_config"):
         raise TypeError(f"`model` is a .tflite or .keras file, or a Keras model. Received: {type(model).__name__}.")

@@ -48,7 +48,7 @@ HEAD = """# Measured: packed files
 
 Bytes of LiteRT files of [trained networks](quantization.md) after `pk.pack`, and of the same files after gzip -9,
 xz -9e, zstd -22 and brotli -q 11. Zeros: `pk.prune(model, zeros, images)`; bits: `pk.quantize(model, images,
-bits=bits)`, weights and 8-bit activations, without training. Time: of `decode`, the median of 5 calls.
+bits=bits)`, weights and 8-bit activations, without training. Time: the processor's, of `decode`, the median of 5 calls.
 `scripts/study packed` makes this page. How to pack: [packed files](../packing.md).
 """
 TABLE = """
@@ -98,12 +98,12 @@ def integers(data: bytes) -> dict[str, int]:
 
 
 def decode_seconds(data: bytes) -> float:
-    """Returns the median time of decoding."""
+    """Returns the median processor time of decoding, which runs in one thread."""
     times = []
     for _ in range(TIMES):
-        start = time.perf_counter()
+        start = time.process_time()
         decode(data)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return statistics.median(times)
 
 

@@ -223,6 +223,7 @@ def test_mistakes_name_what_was_expected(stored, monkeypatch):
         (lambda: pk.pack("half.keras", "o.pack"), "not a complete zip archive"),
         (lambda: pk.pack("half.tflite", "o.pack"), "not a whole LiteRT file"),
         (lambda: pk.pack("net.pack", "o.pack"), "packed file already"),
+        (lambda: pk.pack("net.keras", stored / "net.keras"), "`output` is another file than `model`"),
         (lambda: pk.pack("net.keras", ""), "`output` is the name of a file"),
         (lambda: pk.unpack("nothing.pack", "o.keras"), "expected a packed file"),
         (lambda: pk.unpack("net.pack", "o.tflite"), "net.pack holds a .keras file"),

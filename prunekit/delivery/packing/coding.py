@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import lzma
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,33 +13,51 @@ from prunekit.delivery.packing.decoder import LZMA, TOTAL_BITS, TextModel
 _WORD = 1 << 16
 
 
+class Small(NamedTuple):
+    """A list of small numbers beside the text, each coded in the context of others of the list.
+
+    Attributes:
+        numbers: The numbers, uint8.
+        bits: Bits of the largest.
+        stride: How far before a number another one is like it.
+    """
+
+    numbers: np.ndarray
+    bits: int = 8
+    stride: int = 1
+
+
 def encode_text(text: bytes) -> bytes:
     """Returns a text coded by LZMA, which takes no time."""
     return lzma.compress(text, lzma.FORMAT_RAW, filters=LZMA)
 
 
-def encode_mixed(text: bytes, prime: str) -> bytes:
-    """Returns a text of at most `MIXED_TEXT` bytes, coded by mixed contexts after a prime: smaller, and slow."""
-    model, low, high, coded = TextModel(prime), 0, 0xFFFFFFFF, bytearray()
+def encode_mixed(text: bytes, prime: str, lists: Iterable[Small] = ()) -> bytes:
+    """Returns a text coded by mixed contexts after a prime, and lists of small numbers: fewer bytes, and slow.
+
+    Args:
+        text: At most `MIXED_TEXT` bytes.
+        prime: One of `decoder.PRIMES`.
+        lists: At most `MIXED_SMALL` numbers together.
+    """
+    low, span, length = 0, 1 << 32, 4
 
     def coded_bit(probability: int, bit: int) -> int:
-        nonlocal low, high
-        middle = low + ((high - low) * probability >> 12)
-        low, high = (low, middle) if bit else (middle + 1, high)
-        while not (low ^ high) >> 24:
-            coded.append(low >> 24)
-            low, high = low << 8 & 0xFFFFFFFF, high << 8 & 0xFFFFFFFF | 0xFF
+        nonlocal low, span, length
+        part = (span >> 12) * probability
+        low, span = (low, part) if bit else (low + part, span - part)
+        while span < 1 << 24:
+            low, span, length = low << 8, span << 8, length + 1
         return bit
 
+    model = TextModel(prime, coded_bit)
     for byte in text:
-        model.code(coded_bit, byte)
+        model.byte(byte)
+    for numbers, bits, stride in lists:
+        model.small(len(numbers), bits, stride, numbers.tolist())
     # The decoder reads zeros after the end: the number of the fewest bytes within the interval.
-    for zeros in (32, 24, 16, 8, 0):
-        last = -(-low >> zeros) << zeros
-        if last <= high:
-            coded += last.to_bytes(4, "big")
-            break
-    return bytes(coded.rstrip(b"\0"))
+    zeros = next(zeros for zeros in (32, 24, 16, 8, 0) if -(-low >> zeros) << zeros < low + span)
+    return (-(-low >> zeros) << zeros).to_bytes(length, "big").rstrip(b"\0")
 
 
 def levels_of(counts: np.ndarray) -> np.ndarray:

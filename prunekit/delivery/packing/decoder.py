@@ -9,6 +9,7 @@ import math
 import zlib
 from base64 import b85decode
 from collections.abc import Callable
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -17,49 +18,47 @@ LITERT, KERAS = b"pkl1", b"pkk1"
 INTEGER, TABLE, GRID, FLOAT, LENGTH, PRODUCT, RAW, TEXT = range(8)
 DTYPES = ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "|b1", "int4")
 LZMA = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 24}]
-# Longer texts are coded by LZMA: of mixed contexts, a byte takes some 0.1 ms.
-MIXED_TEXT = 1 << 14
-TOTAL_BITS = 14
-MOST_CONTEXTS = 1 << 12
+# Longer texts, and more small numbers, are coded by LZMA: of mixed contexts, a byte takes some 0.05 ms.
+MIXED_TEXT, MIXED_SMALL = 1 << 14, 1 << 15
+TOTAL_BITS, MOST_CONTEXTS = 14, 1 << 12
 # A file may become this many bytes, or this many times as large.
-LARGEST = 1 << 26
-MOST_EXPANSION = 1000
+LARGEST, MOST_EXPANSION = 1 << 26, 1000
 # Texts of usual files, which the model of texts learns first (scripts/packing-primes).
 PRIMES = {
     KERAS: (
-        ")mPhY<2Dfel|avqR+1ZUlBZsR76pp75A910gBVM+%?(8gB;{SN;eYQ8MJ2K%yAC!DcHtO^X3ktWJQ~mEQOO+?;2{2BwTdRHmU1zfN4ZujvF-"
-        "`MIU|;}<F==eu;a$QTY}3sOlebs6raHft=??`6-hLir`h5XXnHv`yBs<lK(WAWRy?OSozQ0t!_rO>6Z~XnVZ#Cnt}K7{@qTtY$&wQQvK~=(b"
-        "I6j(>?DBfd)mrvJ_<yPRZO+~H@Yopv5y|P0n4_C#ok8uSJ5<1Z(;;oML0#AS=jP|<XMu<uG927yZb)5y}x;XpC!>@AC<bOB`1LQ6kC(WDC5$"
-        "`t6JrBVj#&|F2P!+p!DFMk9B@HQNE8_z_GD2AQUWpAZKchqNYH6o)41<x<S-mRaLv+NZE_p%$eOlMYuU#gUQu23*QAb!|kdjF{!~#Gjd=nY$"
-        "gd;AT8x&V7>O;Y6WdzQNo&&iLOFX0dpWLz82PT!;3c2CjQV`sHLtI!mz=<^aa{qUj9!s0uLt|-pt2|X1CQ3Vhw{l{DsgzwG{d8)X|0xp01rV"
-        "D<NHTz&O)Bn&OgK@!6lyG#raX0t>xBR7Ro-ib5y~8Ci1KOfs+)v551fZa|?k%P?{0^+I}XVFpK@e5I4Clzgp?t}CAdJ^&8n*5k;D6pDkNqZ)"
-        "75Qh@E8d&pKO;RG=k4%|rd;*Nf#lfOu9wEJ5L%DmT0%l({%K@l|93_kfr1evZ~Pk6rHRKXV}{0}$U9w&M}W@r-vY6&Jp4f*?gMm7E%gxig4g"
-        "HKGs`ayO*mjlJwE4ZwMELf-UO{-5b#i4U;pKsLQ-tHqX>+s)k4;gD1+2Kn-8^-$Q{z8gsoNcf;ZFXe$L?#LTEe;1VeEb-)+2iwz80AOe&ELD"
-        "P=M#5+<VF5<Pz`a&21uxvA9(JVpnH{mmn6wF%d(r<&E4#l%;A%u7F`n)l)B`~)g?YB@!cItcx8q3#E`^ELYN#8el9~@HivGROI*|5`ns*5EW"
-        "b49ABw*yW~sMG#;oL^-n!fn8aEyRD(7!pxIf@ghH8#sob<?OjJg_|F^%1+d}FjiN8QcCaJp;*0n4SRs^;|=90WygreA>-(^>dtN3?i?3jQ~a"
-        "?4)rqNj_2cC`(2q*vIy$U&xq0JTDRBlm$nCZ;2p})+57Z9bL5D9vA#ojluY+zRH{Pq5WZYb}8@weEY^m!l%#5S~^il;fXH2XqRvI@7LVrN9O"
-        "Z*d2gHf)brO_-~R;"
+        ")mLqA+cpsXD}g>ct|hr?oKI^PY#1<X`>=hfVGw7Tw%JgmKvHg9!~cDE6qV@Bo`YsV3&%io_uMOwkIwUXlye6wa4`O4wTecnlyWheN10Y@vFQ"
+        "lGIU|;(<F=!au;<3US%S;9OlgyY6kov!t={Ya6_aQ*kCVkE(D-s_ayc~ZL9xJHvU*A{9noh9!{SB}Bm5+1Vf_MDTv`6)<K4~eD4Co9koADFn"
+        "L{!e-JArFeMeik?Pr0Ap^B-N|3=p(Ee_EGH(=QgvDn+_?kY;h@!K&1t|FWw&MfTsisZ>8xw($x>tyy*oZcnL-87AkhbY&pQgQ-#Ph)GcG0M2"
+        "K<8`SrIx&#sEt6m^Q;>V`FKwM4PLv;_8qhX&284p859CbAQB)O(&+~o~LD!4=n<`58J1IL+t2wh<C<r&FYcRS>lki<oGu*zY5|bKSnverqU^"
+        "7X$25BiL1DlQSRxPLliyStbOmq>73Ya5V@r|&K8@{R&t>X8sg<9%TAq*SrOJAV<<>miOBXEDB;njScXm(wFFIGRu{oe@vOG}aMPaSRO;OW{)"
+        "vlh}-2aGfAqbV+#6<_@crQujC5?JU3q7o7nuv!U4AtOsJt4Rj7CKhqN)Ga7<W*H{#yk1DpEzID^ldpJm6_c-x(PiOtzz4vA+<6>1kwS6sb5!"
+        "E(S_-g@a}U`HC7dAU!hsuT-ngM3=;W_b8}0s4f->*)(sDm%VNe9kHG?m{5kaO)*AbrYH&yVB34i29+jgSoV}>>%pp;-j)R4c=XHetMLAd>}H"
+        "u%I8tRH08aoJOxy@Jb9$Q5fezH0SJrZ_gP?bD6w-P=P1W)uEv_mHuQksZDSv|+4!?$4yC%Gnl+(`HY0k7P2zzs2!Lh7X@ZHV1ru7NdM1-u$E"
+        "adOmUI2VUgg2h|XVY=MM&`H5$a3A$HtI=g*4eK(!P>2#Ldk~w@4)S_!*f?VfZxiZJ+$#^zH2`{XWo){+M$%HT&BK%y2x@-o`GMBifz4mq6K%"
+        "ReV&_5M_R?J-Qkc?T*LA`dlAvA700#wFdxp05LgA7$2!!YTQ(GYc2HbWY_SJ~ERg^rq=hv9VDdIFY7Q54ndF*pc{&P=}mE5<kBo3v>01Qq;m"
+        "9N9?YVv>BM?m?D}a<C8eQ9qM0-#;x8!;}Rrz>h?bt@X%oSw<Iax9x(zt1%cJ)fahl-q%0O&MxKMpKm|dNci+wUP>nlDLm1|7wz)({{51>{J?"
+        "y+m-o7vk3D~x_5EJ"
     ),
     LITERT: (
-        "byrVl990;9v%A^dNv7LPIyOlgHA=uBCEe5>LK1C7DHW0uqK6)Y&Dh;^SGT*%W;W&!WWgYz<j_OFf<3h2!9$T!JoIFX&7p_jK|P2R@lZ;UA|("
-        "clcAN3{z4y(`+ihL=W!|6f|M$J`y@*#5!dQ>Qjkt}06*ufgTn#LXzM{i2gkcza)uK^)#-eqweeqUOB;s<`g;^|W#*IIWh+zntPKksq_j)i%M"
-        "orteFZXDAGHO~(N^(wjn1<E=;!mHCV=_Z~_l+p_q>?$>eE#+)S0*qSrp*TdV?iWBYm!9xQohk3!baDC5aPWPQ?J=#Pz;DZVT-h|u$B}tjD?{"
-        "6RmPp;Li_^Eof0C7xdFt0AHMTEi)pbf_5us}+G4SMHk-@OJN1$)X_Z_{%1&ZzGk+YY)ZJ>`4Q0+kCVe}A;yLGRUZ~%5z$BC$1r7m2zyM$a77"
-        "zoP$As7h9s>7(O<)Zedqaqw*M(RHCV@+nSZ96Tv%V$Z#7#98*q?o@#utD;d7J@WZK`nz__7(U|Hk9D;mF8txc(uJ$!`xo3SeQ&^GZM!aDgRY"
-        "8E612z$&l?TmaSqitF^$JF|mtRmzL`nw!s!$avW@GN~YY6yFrDQ%>$hgm?fvj3{5vImI$@bOGODZ4TIhpo_q10L3CUIp;IL5RjHSIs^Hgn5}"
-        "_tnCoEciRURhgh}6{?CS^Qt7sfEB)1R;b_2R(nr%z~?q8lqG^S9sMZEhsR@cEZz&!LFWFD#<oGn>DWQM_fQQq%i{;iO|+vkr5{4qHmGnF627"
-        "vX)1&j|R36mJLlG{-fm;@#U4??@Ybn@CoV7ue9{+o0+pDYYiKz73Y|%OINT;2q>`iua*FKILO?kPn05>y2?N2;D&rQ{n*ENf+DA{zWpJw<y!"
-        "ulE;!UPHA#=`0^us?o(~G=<D$9UyUn$5!nyY@-NA^c;ENi?=O3}Z;-EkU+UyM+ikYkq5rZ^Btf`>yl#W|GB61|K!TTnVPFHcOaV;<{1)&t0y"
-        "YNRh4Kur0Yk=sZOA$e^hq6Qw#Uzy>XSopwUT51=IiA%Zn08!O4-rFxqNvcpB=^M-O9Xs&RNRNmnx1++}}J_=b;pwV_{Mcvj6rxk~hZn6X*Pe"
-        "qNW{px?U1my%PV4rjplZsPjYe1~I<M@~(z@<Tn+{3?xQ;8pPl;KG!pRo=6^@frmTjOWaQ=9{YhaXiG<O(l{DcN_C1rNaN>;#wqRtHzKMw$&F"
-        "hWyZ^vWO|D<B`?PaLXP^+&voIU-)5CL%GZT~cQXQ=tp}Ya<Z`Cb)T!hcQ#fO6>!RJP=ZQ^^uQ}%vss5&QmuVK9MujlQEQ2wG9#w(@8>n`XnY"
-        "jn02uhwXVG*J!yncCOZ-*504k@2HG`dH<;6vR(`$!4ckbPFR;w%|HtcQnX_C97KX5sTx>yb(ILy;RR7$93~%7(1I^C^*%8R{oVTs9vr&sm}`"
-        "|$94^I|0Mq};?E`QFGa)H;!c?8ZmDNJ8d%$9S$*6$j`Q6?vZh!c^>wQG?WXeAKl|Kgf?j(2O0G?hs`62m<M-#<lUAJ>zKiHHrs*U-1<+oNgu"
-        "cw|S)Q=8b2OVT)rBUXcz)F6Z*m=S2Qh~=`IPMLXT@8SM>H?*hVqs<-U-d#7|Tnt9<r}r-u+A2YNb-b+f0_;w6ipW>5-gP_d3scUyq^u$OLz%"
-        "FzJos?kXK==KaD`KN^49aczQP=;TP#n>o_)E6cmXaXA{?r^2K@yRqAvPqQtbH{ZWB-uu73W>k!ON`67B!x+n7r#bc?X};2Py7$>VL8kG%7sh"
-        "#*`*GCwUyE~EJ2$JCuW35yRZcl|a3d@_WM^0;K25si-0hdI@q;b5O+xlqB46hkoebX@<_*c~)5iF&4D-^^@<NY)l2xnJ%Q<?aXR?*~Y_(P|="
-        "RYdCO8>x9w_T{;=2-Y|zez0)gKS$=uEpef@6-PeWaXQFJQMh@^HI(>fUkfRpi21xPV(EQkM&WU`@<OYU&P$h^1X&R+q~aG$K0dErrYQ1?hNj"
-        "WPG0-nQ*U+7bL<i3VILMzOLogpRy?#JZpk-~l1F<rwO;!V"
+        "byrVl990;9v%8tyNv7LPJ2puhHA=uBCEe5>LK1C7DHRe4(L)cyX6$adtJ~dWGaGXVvS5%<a_Avo!5&)i;Gsw<9(uAxbLgRXP!A$SJd{$TNT~"
+        "s%-DdoK?|n1#c3T&InfK@W|9$U!FXE-7Fg9YQVLBMtrr|VAHLz{^iZ0s_hGD2Rqx|HWeV}9QMoJ{jV3LSirtyanlapzYbb^gk+;WV&ym2CK*"
+        "&)@*F3Ye7p8x5y2~1{b=dKZ#JM*;j?DrpEn#5#;cJ47xQ6xkCDWZCz&}<S_vu98U@$T{IR~#`U21UPcL`K+HONj)=LeTyi<K{6TegWp+79x("
+        "h0VIGQzV&^ZX|XMK1B-?FQmJw}moF^1jj|_cm0VlOPGRgYzX?<uUajFpGUp(ZzFk1+jC;Bu)bAN!3QCRu2Z3Q=5O4q+NC2&)LTmx|fjhu0U>"
+        "z8LO^EGRg;)WmfD2PtXMNwXzGdL}bu|{)pL?Xn=YT(XoCRKPsc{+jq7|+G#^X2P$mmYA{sE84Zy!GjVDX{vmw_7K0n5M&&;(Y2HDDb$2W$Wo"
+        "*O}?J=7!#=R+b8NuaF;=@p5Ej(qZ-}zG+^koZN{CaSym3Q@);YOBLei0lvZ7Jg^Nx=Yf*|YDL`QoX-NoKt}554&`@awhq1#u7ih<eP7ujEcz"
+        "Z{U*9KRMf0d3xrNxj6VjzJY-1Ae{_=gIv4pBE;@!)!x(c2_=ArKp^HAmBG|BoQGYsa7^Zp*@e;D!i2K;8opOE8mOZh>3G2W;6jDmky@ph3<^"
+        "IVfE-hFNHj&&fgiDd2ZLmPSm8&o}{q}CMIx54rQ8ANjxyhFTA@je*Jr+n-V^I<Roy$Oy5p*PH7TI}aK>0!IszgU*@7H2v~^4K!QX-%$<Kz@w"
+        "ReY&F-108|=Yo^i{ll>qg|B`&0_XEF!{<4ev2KgHFrEbo%(_xDf`7irK3WTf3>lTPF0#m>}BzOfF0XAXFG|)o8Zva0dVB^4TD9-|$Fk~Fqf~"
+        "=E3ztoXodxDIqJ~?cvl|1{m(5Rg9O4W*6&W#<)7b=T|+!#jhR2RH6?s9ISTy;I-{`!$R59RP23yXS?^SAGlym77{lk*pensL3EMp<a}O8m!L"
+        "N?yOA&JW2O!uT@FyBz6}-*hB1lo$(W5Q9(oT+i}(B6)NM?r)<naX+DW>;q1rEgjBF<7ikdHz)!TO^_!Vr@0SYi>cZqH*R3;{R2BSxk0_|)y^"
+        "56fnr$C!fMLT9-iBrnS`{L>S)b~<PA!HYhLlA5_}FUJ`^qqJ~w)86W?>bviB=P)j8RF1>@C!eScd-@|XN5UTG~}w?TJNqjR))wMQ$WiE9YX)"
+        "ZUK%evQwFj34#UM=H<dFn;PwHoNtbR~&`1MbE8xV_`0AS=FkK*c?~pjnTR7qk1m8o>!>A*tx=D(XAD7@~@OZ^>VdEeO?%OwriOCC;5LKe=cB"
+        "uIUdCpcfw?ETRrp9z}gPW>gT?3jPDMTHO=~{uT#x$wUocX+2=kJ_R{Y!<vaAKDj#DxL4U44Zr7RRyNEvHnoiPF1nuQm<jd@?l}TGWM{|X8Lu"
+        "m4e=SNNcEv`fEAl8T`pOW4Cw0LXsh~~weNZty^JE_^5V0kIlL-q~GyMH-Xt5(Z+o5|9fahGQ?J)GC-UgtR*=rNQZ+3@ZZ7QJ!29i=0~yr28("
+        "N8?Yru1r!4-8^Y}Jx@A*WqCI_E=R)qR9Mt!H+S0eX?5iD`g<29`u?}qjEM<f$uDYkm|*!EG{^n}%~yIz_dUHQ$TXhyqd1RnKaL0fYjMtK=Vl"
+        "G_bxj97$tkBUZiFS5?2L*epvknIyM6LCexU8PNy;8e<QrV0Q_(xax+Zx8+63Q~QC^x_Ug+^pvg*}FB~Op^Y_7VHtJNEo!iObK=^uRJwu|&T9"
+        "E;%XH>Jg4h;56@wS-*nd-DH*oP5(yWJCXTKFawf@FlPc)F?l|34Z(Zvp$ORKoo<4^O##&zSl8loA=r1n7g#t^agyr-Qj)F&1=8=>aEUsPCUR"
+        "o>cb*#%WfITG9w#ITfTXeJld<P_4<D"
     ),
 }
 
@@ -69,75 +68,79 @@ class Damaged(ValueError):
 
 
 class TextModel:
-    """Codes bytes by the predictions of contexts and of the longest match, mixed in the logistic domain.
+    """Codes numbers bit by bit, by the predictions of contexts, mixed in the logistic domain.
 
     Source: Mahoney 2005, "Adaptive weighing of context models for lossless data compression".
     """
 
     SQUASH = [min(max(round(4096 / (1 + math.exp(-x / 256))), 1), 4095) for x in range(-2047, 2048)]
     STRETCH = [int(x) - 2047 for x in np.searchsorted(SQUASH, np.arange(4096)).clip(0, 4094)]
-    RATES = [(1 << 17) // (2 * n + 3) for n in range(256)]
 
-    def __init__(self, prime: str) -> None:
-        # A cell is [probability of a 1 in 1/65536, number of bits seen].
-        self.cells: dict[int, list[int]] = {}
-        self.weights = [[16000] * 10 for _ in range(3)]
-        self.text, self.last, self.start, self.matched = bytearray(b"\0"), dict[bytes, int](), 0, 0
+    def __init__(self, prime: str, coded: Callable[[int, int], int]) -> None:
+        # {context: {upper bits of the number, after a 1: probability of a 1 in 1/65536, and low 8 bits: 3 + 2 * seen}}
+        self.cells, self.text, self.left = dict[int, dict[int, int]](), bytearray(), MIXED_SMALL
+        self.weights = {mixer: [16000] * (4 if mixer else 9) for mixer in range(-8, 1)}
+        self.coded: Callable[[int, int], int] = lambda _, bit: bit
         for byte in zlib.decompress(b85decode(prime), -15) if prime else b"":
-            self.code(lambda _, bit: bit, byte)
+            self.byte(byte)
+        self.coded = coded
 
-    def code(self, coded: Callable[[int, int], int], byte: int = 0) -> int:
-        """Codes a byte by `coded(probability of a 1 in 1/4096, bit)`, which returns the bit, and learns it."""
-        h, place, expected = int.from_bytes(self.text[-8:], "big"), len(self.text) & 3, self.text[self.start]
-        # The last bytes, and bytes at distances usual in flatbuffers.
-        contexts = [0, *(h & (1 << bits) - 1 for bits in (8, 16, 24, 32, 48))]
-        contexts += [x << 2 | place for x in (h & 255, h >> 24 & 255, (h >> 16 & 0xFF00) | h >> 56)]
-        bases, node = [(x << 4 | i) << 8 for i, x in enumerate(contexts)], 1
-        for shift in range(7, -1, -1):
-            cells = [self.cells.setdefault(base | node, [32768, 0]) for base in bases]
-            inputs = [self.STRETCH[p >> 4] for p, _ in cells]
-            agrees, guess = self.matched > 0 and (expected | 256) >> (shift + 1) == node, expected >> shift & 1
-            if agrees:
-                cells.append(self.cells.setdefault(-min(self.matched, 32), [48000, 0]))
-                inputs.append(self.STRETCH[cells[-1][0] >> 4] * (1 if guess else -1))
-            weights = self.weights[agrees * (1 + (self.matched > 15))]
-            mixed = sum(map(int.__mul__, inputs, weights)) >> 16
-            probability = self.SQUASH[min(max(mixed, -2047), 2047) + 2047]
-            bit = coded(probability, byte >> shift & 1)
-            error = ((bit << 12) - probability) * 20
-            weights[: len(inputs)] = [w + ((x * error + 32768) >> 16) for w, x in zip(weights, inputs, strict=False)]
-            for i, cell in enumerate(cells):
-                p, n = cell
-                cell[0] = p + ((65535 * (bit if i < 9 else bit == guess) - p) * self.RATES[n] >> 16)
-                cell[1] = n + (n < 255)
+    def code(self, contexts: list[int], first: int, bits: int, mixer: int, number: int) -> int:
+        """Codes a number of `bits` bits, the upper ones first, by its contexts and those for `mixer`."""
+        slots = [self.cells.setdefault((x << 4 | bits) << 4 | i, {}) for i, x in enumerate(contexts, first)]
+        weights, stretch, node = self.weights[mixer], self.STRETCH, 1
+        for shift in range(bits - 1, -1, -1):
+            states = [slot.get(node, 32768 << 8 | 3) for slot in slots]
+            inputs = [stretch[state >> 12] for state in states]
+            probability = self.SQUASH[min(max(sum(map(mul, inputs, weights)) >> 16, -2047), 2047) + 2047]
+            bit = self.coded(probability, number >> shift & 1)
+            error, target = ((bit << 12) - probability) * 20, 65535 * bit
+            weights[:] = [weight + (x * error + 32768 >> 16) for weight, x in zip(weights, inputs, strict=True)]
+            for slot, state in zip(slots, states, strict=True):
+                seen = state & 255
+                slot[node] = state + (2 * (target - (state >> 8)) // seen << 8) + 2 * (seen < 43)
             node = node << 1 | bit
-        self.matched, self.start = self.matched + 1 if self.matched and node & 255 == expected else 0, self.start + 1
-        self.text.append(node & 255)
-        if not self.matched:
-            self.start = self.last.get(bytes(self.text[-5:]), 0)
-            self.matched = int(self.start > 0)
-        self.last[bytes(self.text[-5:])] = len(self.text)
-        return node & 255
+        return node - (1 << bits)
+
+    def byte(self, byte: int = 0) -> int:
+        """Codes a byte of the text, by the last ones and those at distances usual in flatbuffers."""
+        h, place = int.from_bytes(self.text[-9:], "big"), len(self.text) & 3
+        contexts = [h & (1 << bits) - 1 for bits in (0, 8, 16, 24, 40, 72)]
+        contexts += [x << 2 | place for x in (h & 255, h >> 24 & 255, (h >> 16 & 0xFF00) | h >> 56 & 255)]
+        self.text.append(self.code(contexts, 0, 8, 0, byte))
+        return self.text[-1]
+
+    def small(self, count: int, bits: int, stride: int, given: list[int] | None = None) -> np.ndarray:
+        """Codes a list of small numbers, each by those one and two and `stride` and `stride` - 1 before."""
+        self.left -= count
+        if self.left < 0 or not 0 < stride <= MIXED_SMALL or bits > 8:
+            raise Damaged("it declares more bytes than it may hold")
+        found = [0] * (stride + 1)
+        for i in range(count):
+            p, q, a, b = found[-1], found[-2], found[-stride], found[1 - stride]
+            contexts = [(p + q) >> 1, (p + q + a + b) >> 2, a << 8 | p, a]
+            found.append(self.code(contexts, 9, bits, -bits, given[i] if given else 0))
+        return np.array(found[stride + 1 :], np.uint8)
 
 
-def decode_text(data: bytes, length: int, prime: str, mixed: bool) -> bytes:
-    """Returns the text of `length` bytes from the bytes of arithmetic coding, or of LZMA."""
+def open_text(data: bytes, length: int, prime: str, mixed: bool) -> tuple["Reader", Callable[..., np.ndarray]]:
+    """Returns a reader of the text of `length` bytes, and a function of count, bits and stride: small numbers."""
     if not mixed:
-        return lzma.LZMADecompressor(lzma.FORMAT_RAW, None, LZMA).decompress(data, length)
-    code, place, low, high = int.from_bytes(data[:4].ljust(4, b"\0"), "big"), 4, 0, 0xFFFFFFFF
+        text = Reader(lzma.LZMADecompressor(lzma.FORMAT_RAW, None, LZMA).decompress(data, length))
+        return text, lambda count, bits, stride: text.array("|u1", count)
+    code, span, rest = int.from_bytes(data[:4].ljust(4, b"\0"), "big"), 1 << 32, iter(data[4:])
 
     def coded(probability: int, _: int) -> int:
-        nonlocal code, place, low, high
-        middle = low + ((high - low) * probability >> 12)
-        bit = int(code <= middle)
-        low, high = (low, middle) if bit else (middle + 1, high)
-        while not (low ^ high) >> 24:
-            low, high = low << 8 & 0xFFFFFFFF, high << 8 & 0xFFFFFFFF | 255
-            code, place = (code << 8 & 0xFFFFFFFF) | int.from_bytes(data[place : place + 1], "big"), place + 1
+        nonlocal code, span
+        part = (span >> 12) * probability
+        bit = int(code < part)
+        code, span = (code, part) if bit else (code - part, span - part)
+        while span < 1 << 24:
+            code, span = code << 8 | next(rest, 0), span << 8
         return bit
 
-    model = TextModel(prime)
-    return bytes(model.code(coded) for _ in range(length))
+    model = TextModel(prime, coded)
+    return Reader(bytes(model.byte() for _ in range(length))), model.small
 
 
 def frequencies(levels: np.ndarray) -> np.ndarray:
@@ -205,7 +208,7 @@ class Reader:
 class Tensor:
     """One tensor of two dimensions, as a packed file describes it."""
 
-    def __init__(self, text: Reader, allowed: int, first: int):
+    def __init__(self, text: Reader, small: Callable[..., np.ndarray], allowed: int, first: int):
         self.form, self.dtype = text.number(), DTYPES[text.number()]
         self.shape = rows, columns = text.number(), text.number()
         self.count = rows * columns
@@ -215,41 +218,41 @@ class Tensor:
         self.source, self.factor = text.number() if self.form == PRODUCT else 0, text.array("<f4", self.form == PRODUCT)
         minimum, width, *classes = [text.number() for _ in range(4)] if self.form < PRODUCT else (0, 1, 0, 0)
         self.minimum = minimum >> 1 ^ -(minimum & 1)
-        of_rows = text.array("|u1", rows) if classes[0] > 1 else np.zeros(rows, np.uint8)
-        of_columns = text.array("|u1", columns) if classes[1] > 1 else np.zeros(columns, np.uint8)
-        self.levels = text.array("|u1", classes[0] * classes[1] * width).reshape(-1, width)
+        sizes = zip(self.shape, [(max(number, 1) - 1).bit_length() for number in classes], strict=True)
+        of_rows, of_columns = (small(n, bits, text.number()) if bits else np.zeros(n, np.uint8) for n, bits in sizes)
+        self.levels = small(classes[0] * classes[1] * width, 7, width).reshape(-1, width)
         self.contexts = np.zeros(0, np.uint16)
         if len(self.levels):
             self.contexts = (first + of_rows[:, None].astype(np.uint16) * classes[1] + of_columns).reshape(-1)
 
-    def values(self, symbols: np.ndarray, text: Reader, extra: Reader) -> Any:
+    def values(self, symbols: np.ndarray, text: Reader, small: Callable[..., np.ndarray], extra: Reader) -> Any:
         """Returns the entries of the tensor, from its symbols, the text and the bytes that are not coded."""
         if self.form in (TEXT, RAW):
             return text.take(self.count) if self.form == TEXT else extra.array(self.dtype, self.count)
         dtype = np.dtype("|i1" if self.dtype == "int4" else self.dtype)
         if self.form == FLOAT:
-            return self.floats(dtype, symbols, extra)
+            return self.floats(dtype, symbols, self.minimum, extra)
         if self.form == LENGTH:
             return self.numbers(symbols.astype(np.int64), extra).astype(dtype)
         if self.form in (TABLE, GRID):
             axis, places = extra.number(), symbols.reshape(self.shape).astype(np.int64) + self.minimum
             lines, across = (1, *self.shape)[axis], (1, -1) if axis == 2 else (-1, 1)
             if self.form == GRID:
-                return places.astype("<f4") * extra.array("<f4", lines).reshape(across)
+                return places.astype("<f4") * self.floats(dtype, small(lines, 8, 1), -1, extra).reshape(across)
             # Of each line: how many values are below zero and above, then those values in order.
-            below, above = (extra.array("|u1", lines).astype(np.int64) for _ in range(2))
-            zeros = np.cumsum(below + above) - above
-            table = np.insert(extra.array(self.dtype, int((below + above).sum())), zeros, 0)
+            below, above = (small(lines, 8, 1).astype(np.int64) for _ in range(2))
+            zeros, heads = np.cumsum(below + above) - above, small(int((below + above).sum()), 8, 1)
+            table = np.insert(self.floats(dtype, heads, -1, extra), zeros, 0)
             return table[(zeros + np.arange(lines)).reshape(across) + places]
         values = symbols.astype(dtype) + np.array(self.minimum).astype(dtype)
         return values if self.dtype != "int4" else (values[::2] & 15) | np.pad(values[1::2], (0, self.count % 2)) << 4
 
-    def floats(self, dtype: np.dtype, symbols: np.ndarray, extra: Reader) -> np.ndarray:
+    def floats(self, dtype: np.dtype, symbols: np.ndarray, minimum: int, extra: Reader) -> np.ndarray:
         """Returns floats; of their bits, rotated to the left by one, a symbol has the upper 8 (0: all are zero)."""
         size, some = dtype.itemsize, symbols > 0
         parts = np.zeros((len(symbols), size), np.uint8)
         parts[some, :-1] = extra.array("|u1", int(some.sum()) * (size - 1)).reshape(-1, size - 1)
-        parts[some, -1] = symbols[some].astype(np.int64) + self.minimum
+        parts[some, -1] = symbols[some].astype(np.int64) + minimum
         rotated = parts.view(f"<u{size}")[:, 0]
         return (rotated >> 1 | rotated << (8 * size - 1)).view(dtype)
 
@@ -287,11 +290,11 @@ def _decode(kind: bytes, extra: Reader, allowed: int) -> bytes | dict[str, Any]:
     checksum, mixed, length, coded, words = int(extra.array("<u4", 1)[0]), *(extra.number() for _ in range(4))
     if length > (MIXED_TEXT if mixed else allowed):
         raise Damaged("it declares more bytes than it may hold")
-    text = Reader(decode_text(extra.take(coded), length, PRIMES[kind], mixed > 0))
+    text, small = open_text(extra.take(coded), length, PRIMES[kind], mixed > 0)
     lengths = np.array([text.number() for _ in range(text.number())], np.int64)
     tensors, first = [], 0
     for _ in range(text.number()):
-        tensors.append(Tensor(text, allowed, first))
+        tensors.append(Tensor(text, small, allowed, first))
         first, allowed = first + len(tensors[-1].levels), allowed - tensors[-1].bytes
     width = max(tensor.levels.shape[1] for tensor in tensors)
     if first > MOST_CONTEXTS or width > 256 or not 0 < len(lengths) <= words + 1 or lengths.sum() > words:
@@ -300,7 +303,7 @@ def _decode(kind: bytes, extra: Reader, allowed: int) -> bytes | dict[str, Any]:
     contexts = np.concatenate([tensor.contexts for tensor in tensors])
     symbols = decode_symbols(extra.array("<u2", words), lengths, contexts, frequencies(levels))
     parts = np.split(symbols, np.cumsum([len(tensor.contexts) for tensor in tensors])[:-1])
-    found = [tensor.values(part, text, extra) for tensor, part in zip(tensors, parts, strict=True)]
+    found = [tensor.values(part, text, small, extra) for tensor, part in zip(tensors, parts, strict=True)]
     found = [found[t.source] * t.factor if t.form == PRODUCT else one for t, one in zip(tensors, found, strict=True)]
     whole = b"".join(one if isinstance(one, bytes) else one.tobytes() for one in found)
     if zlib.crc32(whole) != checksum:

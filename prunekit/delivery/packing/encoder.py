@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prunekit.delivery.packing.coding import encode_mixed, encode_symbols, encode_text, levels_of
+from prunekit.delivery.packing.coding import Small, encode_mixed, encode_symbols, encode_text, levels_of
 from prunekit.delivery.packing.context_classes import Classes, symbol_bits
 from prunekit.delivery.packing.decoder import (
     DTYPES,
     LARGEST,
+    MIXED_SMALL,
     MIXED_TEXT,
     MOST_CONTEXTS,
     MOST_EXPANSION,
@@ -26,9 +27,11 @@ from prunekit.delivery.packing.tensor_forms import Form, classes_of
 # A lane costs some 3 bytes, and each step of the decoder as long as some hundred symbols.
 _BYTES_OF_A_LANE = 600
 _LANES_LIMIT = 1 << 14
-# Mixed contexts make a text a fifth smaller than LZMA does. They are worth a second where the text is more than the
-# sixteenth part of a file.
-_TEXT_SHARE = 16
+# Mixed contexts make a text a quarter smaller than LZMA does. They are worth half a second where the text is more than
+# the 24th part of a file.
+_TEXT_SHARE = 24
+# Classes are compared with those of rows, or columns, at most so far before them: inputs of a flattened image.
+_FARTHEST = 4096
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,17 @@ def encode(pieces: Sequence[Piece], whole: bytes, kind: bytes) -> Packed:
     bits = symbol_bits(counts)
     lanes = int(np.clip(bits // (8 * _BYTES_OF_A_LANE), 1, _LANES_LIMIT))
     words, lengths = encode_symbols(symbols, contexts, parts, lanes)
-    text = _text(forms, classes, lengths)
+    parts_of_text = _text(forms, classes, lengths)
+    text, lists = _separated(parts_of_text)
     extra = b"".join(form.extra for form in forms)
-    packed_text = encode_text(text)
-    is_mixed = len(text) <= MIXED_TEXT and len(packed_text) * _TEXT_SHARE > 2 * len(words) + len(extra)
-    packed_text = encode_mixed(text, PRIMES[kind]) if is_mixed else packed_text
+    joined = b"".join(one.numbers.tobytes() if isinstance(one, Small) else one for one in parts_of_text)
+    packed_text = encode_text(joined)
+    is_mixed = (
+        len(text) <= MIXED_TEXT
+        and sum(len(one.numbers) for one in lists) <= MIXED_SMALL
+        and len(packed_text) * _TEXT_SHARE > 2 * len(words) + len(extra)
+    )
+    text, packed_text = (text, encode_mixed(text, PRIMES[kind], lists)) if is_mixed else (joined, packed_text)
     numbers = b"".join(number(n) for n in (is_mixed, len(text), len(packed_text), len(words)))
     data = kind + struct.pack("<I", zlib.crc32(whole)) + numbers + packed_text + words.tobytes() + extra
     if len(whole) > LARGEST:
@@ -93,8 +102,8 @@ def encode(pieces: Sequence[Piece], whole: bytes, kind: bytes) -> Packed:
 
 
 def text_of(pieces: Sequence[Piece]) -> bytes:
-    """Returns the text of a packed file, without the lengths of lanes."""
-    return _text(*_with_classes(pieces), np.zeros(0, np.int64))
+    """Returns the text of a packed file, without the lengths of lanes and small numbers."""
+    return _separated(_text(*_with_classes(pieces), np.zeros(0, np.int64)))[0]
 
 
 def number(value: int) -> bytes:
@@ -144,22 +153,40 @@ def _joined(coded: Sequence[tuple[Form, Classes]]) -> tuple[np.ndarray, np.ndarr
     return np.concatenate(contexts), np.concatenate(counts)
 
 
-def _text(forms: Sequence[Form], classes: Sequence[Classes | None], lengths: np.ndarray) -> bytes:
-    head = [number(len(lengths)), *(number(int(n)) for n in lengths), number(len(forms))]
-    head += [_described(form, found) for form, found in zip(forms, classes, strict=True)]
-    return b"".join(head) + b"".join(form.text for form in forms)
+def _text(forms: Sequence[Form], classes: Sequence[Classes | None], lengths: np.ndarray) -> list[bytes | Small]:
+    """Returns the parts of the text, and lists of small numbers, in the decoder's order."""
+    parts: list[bytes | Small] = [number(len(lengths)), *(number(int(n)) for n in lengths), number(len(forms))]
+    for form, found in zip(forms, classes, strict=True):
+        parts += _described(form, found)
+    for form in forms:
+        parts += [*form.small, form.text]
+    return parts
 
 
-def _described(form: Form, found: Classes | None) -> bytes:
-    fields = [number(form.form), number(DTYPES.index(form.dtype)), *(number(n) for n in form.shape)]
+def _separated(parts: Sequence[bytes | Small]) -> tuple[bytes, list[Small]]:
+    return b"".join(one for one in parts if isinstance(one, bytes)), [one for one in parts if isinstance(one, Small)]
+
+
+def _described(form: Form, found: Classes | None) -> list[bytes | Small]:
+    fields: list[bytes | Small] = [number(n) for n in (form.form, DTYPES.index(form.dtype), *form.shape)]
     if form.form == PRODUCT:
         fields += [number(form.source), form.factor.tobytes()]
     if found is not None:
         zigzag = form.minimum << 1 if form.minimum >= 0 else (-form.minimum << 1) - 1
-        of_rows, of_columns, _ = found.counts.shape
-        fields += [number(zigzag), number(form.width), number(of_rows), number(of_columns)]
-        fields += [
-            bytes(one.astype(np.uint8)) for one, n in ((found.rows, of_rows), (found.columns, of_columns)) if n > 1
-        ]
-        fields.append(levels_of(found.counts).tobytes())
-    return b"".join(fields)
+        numbers = found.counts.shape[:2]
+        fields += [number(n) for n in (zigzag, form.width, *numbers)]
+        for lines, of_lines in zip((found.rows, found.columns), numbers, strict=True):
+            if of_lines > 1:
+                stride = _stride(lines)
+                fields += [number(stride), Small(lines.astype(np.uint8), (of_lines - 1).bit_length(), stride)]
+        fields.append(Small(levels_of(found.counts).reshape(-1), 7, form.width))
+    return fields
+
+
+def _stride(classes: np.ndarray) -> int:
+    """Returns how far before a line another one is most often of its class."""
+    if len(classes) > MIXED_SMALL:
+        return 1
+    small = classes.astype(np.uint8)
+    equal = [float((small[s:] == small[:-s]).mean()) for s in range(1, min(len(small) // 4, _FARTHEST))]
+    return int(np.argmax(equal)) + 1 if equal else 1

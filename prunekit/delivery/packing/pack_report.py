@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.plain_data import Record
-from prunekit.anatomy.records.sections import Column, Section
+from prunekit.anatomy.records.sections import Column, Picture, Section
 
 
 def _zstd(data: bytes) -> bytes:
@@ -90,7 +90,7 @@ class PackReport(Displayed):
         contents = tuple(Column(title, kind) for title, kind in titles.items())
         row = (self.entries, self.kept, round(self.ideal_bits / 8), self.text_bytes, self.bytes)
         return (
-            Section("Packed file", columns, tuple(rows)),
+            Section("Packed file", columns, tuple(rows), pictures=(self._picture(),)),
             Section(
                 "Contents",
                 contents,
@@ -98,6 +98,18 @@ class PackReport(Displayed):
                 explanation="Ideal: bytes of the weights by their frequencies in each context. Rest: bytes of the "
                 "graph of a LiteRT file or the configuration of a Keras model, and of tables of frequencies.",
             ),
+        )
+
+    def _picture(self) -> Picture:
+        sizes = [("not compressed", self.bytes_before), *((one.name, one.bytes) for one in self.others)]
+        sizes.append(("prunekit pack", self.bytes))
+        return Picture(
+            "Bytes of the file",
+            "After each compressor, and packed.",
+            f"Bars: {', '.join(f'{name} {size:,} bytes' for name, size in sizes)}.",
+            "sizes",
+            {"sizes": [{"name": name, "bytes": size} for name, size in sizes]},
+            wide=True,
         )
 
     def __str__(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from prunekit.delivery.packing.coding import Small
 from prunekit.delivery.packing.context_classes import Classes, find_classes, symbol_bits
 from prunekit.delivery.packing.decoder import DTYPES, FLOAT, GRID, INTEGER, LENGTH, PRODUCT, RAW, TABLE, TEXT
 
@@ -31,6 +32,7 @@ class Form:
         symbols: Symbols, shape (rows x columns,), or None.
         width: Number of kinds of symbols.
         extra: Bytes that are not coded.
+        small: Lists of small numbers beside the text.
         text: Bytes that are part of the text.
         source: Of a product: index of the other tensor.
         factor: Of a product: the float32 number.
@@ -43,6 +45,7 @@ class Form:
     symbols: np.ndarray | None = None
     width: int = 1
     extra: bytes = b""
+    small: tuple[Small, ...] = ()
     text: bytes = b""
     source: int = 0
     factor: np.ndarray = field(default_factory=lambda: np.ones(1, "<f4"))
@@ -54,7 +57,9 @@ class Form:
         if self.symbols is not None:
             counts = np.bincount(self.symbols, minlength=self.width)
             coded = symbol_bits(counts) + 5 * np.count_nonzero(counts)
-        return coded + 8 * len(self.extra)
+        return (
+            coded + 8 * len(self.extra) + sum(symbol_bits(np.bincount(one.numbers, minlength=1)) for one in self.small)
+        )
 
     @property
     def size(self) -> int:
@@ -167,26 +172,33 @@ def _table_forms(matrix: np.ndarray, kind: str) -> Iterator[Form]:
         found = [np.searchsorted(table, line) - zero for table, line, zero in zip(tables, lines, zeros, strict=True)]
         places = np.stack(found).T if axis == 2 else np.stack(found)
         values = np.concatenate([table[table != 0] for table in tables]).astype(matrix.dtype.newbyteorder("<"))
-        extra = bytes([axis, *zeros.tolist(), *above.tolist()]) + values.tobytes()
+        heads, rest = _heads(values)
+        lists = tuple(Small(one.astype(np.uint8)) for one in (zeros, above, heads + 1))
         least, most = int(places.min()), int(places.max())
-        yield Form(
-            TABLE, kind, matrix.shape, least, (places - least).astype(np.uint8).reshape(-1), most - least + 1, extra
-        )
+        symbols = (places - least).astype(np.uint8).reshape(-1)
+        # The upper bits of the largest numbers of 8 bytes leave no room for the 1 that is added.
+        if heads.max(initial=0) < _ALPHABET - 1:
+            yield Form(TABLE, kind, matrix.shape, least, symbols, most - least + 1, bytes([axis]) + rest, lists)
 
 
 def _float_forms(matrix: np.ndarray, kind: str) -> Iterator[Form]:
-    size = matrix.itemsize
-    patterns = matrix.reshape(-1).view(f"u{size}")
-    rotated = patterns << 1 | patterns >> (8 * size - 1)
-    parts = rotated.astype(f"<u{size}").view(np.uint8).reshape(-1, size)
-    some = rotated > 0
-    heads = parts[some, -1].astype(np.int64)
+    some = matrix.reshape(-1).view(f"u{matrix.itemsize}") > 0
+    heads, rest = _heads(matrix.reshape(-1)[some])
     least = int(heads.min(initial=255)) - 1
     width = int(heads.max(initial=least)) - least + 1
     if width <= _ALPHABET:
-        symbols = np.zeros(len(patterns), np.uint8)
+        symbols = np.zeros(len(some), np.uint8)
         symbols[some] = heads - least
-        yield Form(FLOAT, kind, matrix.shape, least, symbols, width, parts[some, :-1].tobytes())
+        yield Form(FLOAT, kind, matrix.shape, least, symbols, width, rest)
+
+
+def _heads(values: np.ndarray) -> tuple[np.ndarray, bytes]:
+    """Returns the upper 8 bits of numbers rotated to the left by one, and their other bytes."""
+    size = values.itemsize
+    patterns = values.view(f"u{size}")
+    rotated = patterns << 1 | patterns >> (8 * size - 1)
+    parts = rotated.astype(f"<u{size}").view(np.uint8).reshape(-1, size)
+    return parts[:, -1].astype(np.int64), parts[:, :-1].tobytes()
 
 
 # ---- grids -----------------------------------------------------------------------------------------------------------
@@ -202,11 +214,17 @@ def _grid_forms(matrix: np.ndarray) -> Iterator[Form]:
         scales = _scales(lines)
         if scales is not None:
             across = scales.reshape((1, -1) if axis == 2 else (-1, 1))
-            integers = np.rint(matrix / across).astype(np.int64)
+            integers = np.rint(matrix / np.where(across > 0, across, 1)).astype(np.int64)
             least, most = int(integers.min()), int(integers.max())
             symbols = (integers - least).astype(np.uint8).reshape(-1)
-            extra = bytes([axis]) + scales.astype("<f4").tobytes()
-            yield Form(GRID, "<f4", matrix.shape, least, symbols, most - least + 1, extra)
+            some = scales > 0
+            heads, rest = _heads(scales[some])
+            upper = np.zeros(len(scales), np.uint8)
+            upper[some] = heads + 1
+            extra = bytes([axis]) + rest
+            # From -128 to 128 there are 257.
+            if most - least < _ALPHABET:
+                yield Form(GRID, "<f4", matrix.shape, least, symbols, most - least + 1, extra, (Small(upper),))
             if axis == 0:
                 return
 
@@ -224,17 +242,18 @@ def _scales(lines: np.ndarray) -> np.ndarray | None:
     return np.array(found[1:], np.float32)
 
 
+@np.errstate(over="ignore")
 def _scale(values: np.ndarray) -> np.float32 | None:
-    """Returns the scale of which values other than zero are multiples by integers of at most 8 bits; 1 without values.
+    """Returns the scale of which values other than zero are multiples by integers of at most 8 bits; 0 without values.
 
     float32(integer) * scale has the bits of each value. A scale is the largest value divided by an integer, or a
     neighbour of it, since that division was rounded. The first values tell most scales that are none.
     """
     if not len(values):
-        return np.float32(1)
+        return np.float32(0)
     divided = np.abs(values).max() / np.arange(1, _STEPS + 1, dtype=np.float32)
     scales = np.stack([divided, np.nextafter(divided, np.float32(0)), np.nextafter(divided, np.float32(np.inf))], 1)
-    scales = scales[scales > 0]
+    scales = scales[(scales > 0) & np.isfinite(scales)]
     for scale in scales[_are_multiples(values[:_FIRST], scales[:, None])]:
         if _are_multiples(values, scale):
             return scale

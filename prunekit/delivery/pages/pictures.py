@@ -9,6 +9,7 @@ from prunekit.anatomy.records.reports import Event
 from prunekit.delivery.plots.channels_plot import channels_figure
 from prunekit.delivery.plots.plots import histogram_figure, schedule_figure, sparsity_figure
 from prunekit.delivery.plots.quantization_plot import bits_figure, errors_figure, ranges_figure
+from prunekit.delivery.plots.sizes_plot import sizes_figure
 from prunekit.delivery.plots.stage_plot import stages_figure
 from prunekit.delivery.reports.plot_data import asked_line
 
@@ -42,5 +43,6 @@ PLOTS: dict[str, Callable[[Mapping[str, Any], int], Figure]] = {
     "ranges": _plot_of(ranges_figure, "ranges"),
     "errors": _plot_of(errors_figure, "errors"),
     "bits": _plot_of(bits_figure),
+    "sizes": _plot_of(sizes_figure, "sizes"),
     "stages": _plot_of(stages_figure),
 }

@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from prunekit.delivery.packing.coding import encode_mixed, encode_symbols, encode_text, levels_of
+from prunekit.delivery.packing.coding import Small, encode_mixed, encode_symbols, encode_text, levels_of
 from prunekit.delivery.packing.context_classes import symbol_bits
 from prunekit.delivery.packing.decoder import (
     KERAS,
+    MIXED_SMALL,
     MIXED_TEXT,
     PRIMES,
+    Damaged,
     TextModel,
     decode_symbols,
-    decode_text,
     frequencies,
+    open_text,
 )
 
 
@@ -124,25 +126,69 @@ TEXTS = {
 }
 
 
+def decoded(coded, text, prime="", mixed=True):
+    return open_text(coded, len(text), prime, mixed)[0].take(len(text))
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_text_comes_back(name):
     text = TEXTS[name]
     coded = encode_mixed(text, "")
-    assert decode_text(coded, len(text), "", mixed=True) == text
+    assert decoded(coded, text) == text
     assert len(coded) <= len(text) * 1.06 + 4
+
+
+LISTS = [
+    Small(np.zeros(0, np.uint8), 3, 5),
+    Small(np.tile(np.arange(7), 40).astype(np.uint8), 3, 7),
+    Small(np.arange(200).astype(np.uint8), 8, 1),
+    Small(np.array([1, 0, 1, 1], np.uint8), 1, 9),
+    Small(np.random.default_rng(2).integers(0, 128, 300).astype(np.uint8), 7, 2),
+]
+
+
+def test_small_numbers_come_back_behind_a_text():
+    coded = encode_mixed(b"a text", "", LISTS)
+    text, small = open_text(coded, 6, "", True)
+    assert text.take(6) == b"a text"
+    for numbers, bits, stride in LISTS:
+        np.testing.assert_array_equal(small(len(numbers), bits, stride), numbers)
+
+
+def test_small_numbers_that_come_again_after_a_stride_cost_little():
+    numbers = np.tile(np.random.default_rng(3).integers(0, 8, 50), 20).astype(np.uint8)
+    sizes = {stride: len(encode_mixed(b"", "", [Small(numbers, 3, stride)])) for stride in (1, 50)}
+    assert sizes[50] < 0.25 * sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("count", "bits", "stride"),
+    [(MIXED_SMALL + 1, 1, 1), (1, 9, 1), (1, 1 << 40, 1), (1, 1, MIXED_SMALL + 1), (1, 1, 1 << 60), (1, 1, 0)],
+)
+def test_small_numbers_without_bound_are_refused(count, bits, stride):
+    _, small = open_text(b"", 0, "", True)
+    with pytest.raises(Damaged, match="declares more bytes than it may hold"):
+        small(count, bits, stride)
+
+
+def test_all_lists_together_are_bounded():
+    _, small = open_text(b"", 0, "", True)
+    assert len(small(100, 1, 1)) == 100
+    with pytest.raises(Damaged, match="declares more bytes than it may hold"):
+        small(MIXED_SMALL - 99, 1, 1)
 
 
 def test_a_long_text_is_coded_by_lzma():
     text = np.random.default_rng(1).integers(0, 4, MIXED_TEXT + 1).astype(np.uint8).tobytes()
     coded = encode_text(text)
-    assert decode_text(coded, len(text), "", mixed=False) == text and len(coded) < len(text) / 3
+    assert decoded(coded, text, mixed=False) == text and len(coded) < len(text) / 3
 
 
 def test_the_primes_make_usual_texts_small():
     text = b'{"module": "keras.layers", "class_name": "BatchNormalization", "config": {"name": "batch_normalization_7"'
     coded = encode_mixed(text, PRIMES[KERAS])
     assert len(coded) < 16 < 60 < len(encode_mixed(text, ""))
-    assert decode_text(coded, len(text), PRIMES[KERAS], mixed=True) == text
+    assert decoded(coded, text, PRIMES[KERAS]) == text
 
 
 def test_the_logistic_table_is_the_same_on_every_machine():

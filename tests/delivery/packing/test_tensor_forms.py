@@ -67,6 +67,7 @@ ARRAYS = {
     "floats": (RNG.normal(size=3000).astype("<f4"), FLOAT),
     "special floats": (np.append(SPECIAL, RNG.normal(size=300).astype("<f4")), None),
     "negative zeros": (np.where(KEPT, FLOATS, np.float32(-0.0)), None),
+    "negative zeros on a grid": (-np.abs(grid(0)), None),
     "float16": (FLOATS.astype("<f2"), None),
     "float64": (FLOATS.astype("<f8"), None),
     "random bits": (np.frombuffer(RNG.bytes(4000), "<f4"), RAW),
@@ -104,6 +105,38 @@ def test_a_product_of_another_tensor_takes_its_factor_alone():
     assert decode(encode(pieces, both, LITERT).data) == both
     alone = encode([Piece(best_form(scales), (500,))], scales.tobytes(), LITERT)
     assert len(encode(pieces, both, LITERT).data) <= len(alone.data) + 20
+
+
+@pytest.mark.parametrize("lowest", [-127, -128])
+def test_a_grid_of_more_kinds_than_a_byte_has_is_not_one(lowest):
+    array = np.arange(lowest, 129).astype("<f4").reshape(1, -1) * np.float32(0.37)
+    best = best_form(array)
+    assert best.width <= 256
+    first = f'[["weights",{list(array.shape)}]]'.encode()
+    data = encode([Piece(text_form(first)), Piece(best, array.shape)], first + array.tobytes(), KERAS).data
+    assert decode(data)["weights"].tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_scales_of_lines_of_zeros_take_no_bytes(axis):
+    array = grid(axis)
+    (array if axis == 1 else array.T)[:20] = 0
+    form = best_form(array)
+    # The axis, and three bytes of each of the other scales.
+    assert form.form == GRID and len(form.extra) == 1 + 3 * (array.shape[axis - 1] - 20)
+    assert (form.small[0].numbers[:20] == 0).all() and (form.small[0].numbers[20:] > 0).all()
+
+
+def test_values_of_codebooks_at_the_ends_of_their_types_come_back():
+    for dtype in ("<f2", "<f4", "<f8"):
+        ends = np.finfo(dtype)
+        values = np.array([ends.max, -ends.max, ends.tiny, ends.smallest_subnormal, 0, 1], dtype)
+        array = RNG.choice(values, (60, 60))
+        first = b'[["weights",[60,60]]]'
+        data = encode(
+            [Piece(text_form(first)), Piece(best_form(array), array.shape)], first + array.tobytes(), KERAS
+        ).data
+        assert decode(data)["weights"].tobytes() == array.tobytes()
 
 
 def test_zeros_cost_what_their_frequency_says():
