@@ -47,7 +47,8 @@ def relations(teacher: Any, student: Any, temperature: float, weights: Any = Non
 
     Source: Huang et al. 2022, arXiv:2205.10536, eq. 8 to 10 (DIST).
     """
-    one, two = (ops.softmax(logits / temperature) for logits in (teacher, student))
+    # Not `ops.softmax`, which for small batches takes three times as long on TensorFlow with oneDNN.
+    one, two = (ops.exp(ops.log_softmax(logits / temperature)) for logits in (teacher, student))
     of_examples = 1.0 - correlation(one, two, axis=-1)
     first, second = (ops.reshape(values, (-1, values.shape[-1])) for values in (one, two))
     column = None if weights is None else ops.reshape(weights, (-1, 1))
