@@ -8,4 +8,5 @@
 - `signal_plot`: a signal report
 - `sweep_plot`: the Pareto front
 - `sensitivity_plot`: a heat map
+- `sizes_plot`: bytes of a file after each compressor
 """
