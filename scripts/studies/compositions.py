@@ -37,33 +37,28 @@ def removal(channels: float, distill: bool = True) -> list[dict[str, Any]]:
     return [{"shrink": {"channels": channels, "repair": "weights"}}, {"finetune": training}]
 
 
-LOW_RANK = [{"factorize": {"parameters": 0.4}}, {"finetune": {"epochs": 8, "distill": True}}]
+LOW_RANK = [{"factorize": {"parameters": 0.4}}, {"finetune": {"epochs": 8}}]
+HALF = [*removal(0.5, False), zeros(0.8, False)]
 WAYS: dict[str, list[dict[str, Any]]] = {
     "quantize to 8 bits": [{"quantize": {}}],
-    "prune 90 %, quantize to 8 bits": [zeros(0.9, False), {"quantize": {}}],
     "cluster to 8 values, quantize to 8 bits": [{"cluster": {"clusters": 8}}, {"quantize": {}}],
-    "prune 95 %, train on 4 bits": [zeros(0.95, False), integers(4, distill=False)],
+    "prune 90 %, quantize to 8 bits (`packed-digits`)": [zeros(0.9, False), {"quantize": {}}],
+    "prune 95 %, train on 4 bits (`four-bits-digits`)": [zeros(0.95, False), integers(4, distill=False)],
     "prune 95 %, train on 4 bits, distil": [zeros(0.95), integers(4)],
-    "prune 95 %, train on 3 bits with a price, distil": [zeros(0.95), integers(3, 0.02)],
-    "half of the channels, train on 4 bits, distil": [*removal(0.5), integers(4)],
-    "half of the channels, prune 80 %, train on 4 bits, distil": [*removal(0.5), zeros(0.8), integers(4)],
+    "prune 95 %, train on 3 bits with a price": [zeros(0.95, False), integers(3, 0.02, False)],
+    "half of the channels, train on 4 bits": [*removal(0.5, False), integers(4, distill=False)],
+    "half of the channels, prune 80 %, train on 4 bits": [*HALF, integers(4, distill=False)],
+    "half of the channels, prune 80 %, train on 3 bits with a price (`smallest-digits`)": [
+        *HALF,
+        integers(3, 0.02, False),
+    ],
     "half of the channels, prune 80 %, train on 3 bits with a price, distil": [
         *removal(0.5),
         zeros(0.8),
         integers(3, 0.02),
     ],
-    "half of the channels, prune 80 %, train on 4 bits": [
-        *removal(0.5, False),
-        zeros(0.8, False),
-        integers(4, distill=False),
-    ],
-    "half of the channels, prune 80 %, train on 3 bits with a price": [
-        *removal(0.5, False),
-        zeros(0.8, False),
-        integers(3, 0.02, distill=False),
-    ],
-    "a quarter of the channels, train on 3 bits with a price, distil": [*removal(0.25), integers(3, 0.02)],
-    "low rank, prune 80 %, train on 4 bits, distil": [*LOW_RANK, zeros(0.8), integers(4)],
+    "a quarter of the channels, train on 3 bits with a price": [*removal(0.25, False), integers(3, 0.02, False)],
+    "low rank, prune 80 %, train on 4 bits": [*LOW_RANK, zeros(0.8, False), integers(4, distill=False)],
 }
 RUNS = [f"{way}; {seed}" for way in WAYS for seed in range(SEEDS)]
 HEAD = f"""# Measured: compositions

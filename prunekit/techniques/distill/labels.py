@@ -80,7 +80,8 @@ def measuring(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
         if not metrics.built:
             raise ValueError(
                 "Metrics read labels. Received: training data without labels, and a model that was compiled with "
-                "metrics and never trained with labels. Compile it without `metrics`."
+                "metrics and never trained with labels. Build it anew and compile it without `metrics`: a second "
+                "compile() keeps them, and so does clone_model."
             )
         with patching.shadowed(model, "_compile_metrics", None):
             return method(x, y, *args, **kwargs)
