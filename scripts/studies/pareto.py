@@ -26,10 +26,15 @@ OURS = ((0.8, 4, 0.0), (0.9, 4, 0.0), (0.9, 3, 0.02), (0.95, 4, 0.0), (0.95, 3, 
 THEIRS = ((0.5, 16), (0.8, 16), (0.8, 8), (0.9, 16), (0.9, 8), (0.95, 16))
 # Epochs in which zeros grow, and on integers; learning rates. The other library has two epochs for each of three steps.
 ZERO_EPOCHS, INTEGER_EPOCHS, ZERO_RATE, INTEGER_RATE = 4, 2, 1e-3, 5e-4
-RUNS = [
-    *(f"{name}; {OWN}; {zeros:g} zeros, {bits} bits, rate {rate:g}" for name in NETWORKS for zeros, bits, rate in OURS),
-    *(f"{name}; {TFMOT}; {zeros:g} zeros, {clusters} clusters" for name in NETWORKS for zeros, clusters in THEIRS),
-]
+RUNS: dict[str, tuple[float, ...]] = {
+    f"{name}; {OWN}; {zeros:.0%} zeros, {bits} bits{f', rate {rate:g}' if rate else ''}": (zeros, bits, rate)
+    for name in NETWORKS
+    for zeros, bits, rate in OURS
+} | {
+    f"{name}; {TFMOT}; {zeros:g} zeros, {clusters} clusters": (zeros, clusters)
+    for name in NETWORKS
+    for zeros, clusters in THEIRS
+}
 PAGE, PICTURE = Path("docs/measured/pareto.md"), Path("docs/images/pareto.svg")
 COLOURS = {OWN: "#0b5cad", TFMOT: "#6a3d9a"}
 HEAD = f"""# Measured: bytes against accuracy
@@ -39,8 +44,7 @@ epochs with Adam and batches of {fashion.BATCH}, to LiteRT files of integer weig
 each. Accuracies of the files on the 10,000 test images.
 
 - prunekit: {ZERO_EPOCHS} epochs in which zeros grow (`pk.PruningCallback`) and {INTEGER_EPOCHS} on integers
-  (`pk.QuantizationCallback`), the dense network as the teacher (`pk.DistillationCallback`), learning rates
-  {ZERO_RATE:g} and {INTEGER_RATE:g}; `pk.pack`.
+  (`pk.QuantizationCallback`), learning rates {ZERO_RATE:g} and {INTEGER_RATE:g}; `pk.pack`.
 - tensorflow-model-optimization: two epochs in which zeros grow, two on clusters that keep them, two on 8-bit integers
   that keep both (PCQAT), learning rates 0.001, 0.0001 and 0.0001; gzip -9.
 
@@ -55,7 +59,7 @@ Learning rates fall by half a cosine. `scripts/study pareto` makes this page.
 
 def own_file(study: Study, path: Path, zeros: float, bits: int, rate: float) -> None:
     """Compresses with prunekit and writes the integer file."""
-    model, teacher = study.dense(), study.dense()
+    model = study.dense()
     for epochs, start, callbacks in (
         (ZERO_EPOCHS, ZERO_RATE, [pk.PruningCallback(zeros)]),
         (INTEGER_EPOCHS, INTEGER_RATE, [pk.KeepZeros(), pk.QuantizationCallback(study.images, bits=bits, rate=rate)]),
@@ -63,25 +67,24 @@ def own_file(study: Study, path: Path, zeros: float, bits: int, rate: float) -> 
         falling = keras.optimizers.schedules.CosineDecay(start, epochs * fashion.STEPS)
         model.compile(keras.optimizers.Adam(falling), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         keras.utils.set_random_seed(0)
-        callbacks.append(pk.DistillationCallback(teacher))
         model.fit(*study.train, batch_size=fashion.BATCH, epochs=epochs, callbacks=callbacks, verbose=0)
     callbacks[1].report.export(path, data=study.images[:64])
 
 
 def measured(run: str) -> dict[str, Any]:
     """Returns accuracy and bytes of one file."""
-    name, library, settings = run.split("; ")
+    name, library, _ = run.split("; ")
     study = Study(name)
     with tempfile.TemporaryDirectory() as folder:
         path, weights = Path(folder, "small.tflite"), Path(folder, "weights.npz")
-        numbers = [float(word) for word in settings.replace(",", "").split() if word[0].isdigit()]
+        zeros, number, *rate = RUNS[run]
         if library == OWN:
-            own_file(study, path, numbers[0], int(numbers[1]), numbers[2])
+            own_file(study, path, zeros, int(number), *rate)
             download = pk.pack(path, Path(folder, "small.pack")).bytes
         else:
             np.savez(weights, *study.dense().get_weights())
-            command = [sys.executable, "-m", "studies.pareto_tfmot", name, str(weights), str(numbers[0])]
-            subprocess.run([*command, str(int(numbers[1])), str(path)], check=True, capture_output=True)
+            command = [sys.executable, "-m", "studies.pareto_tfmot", name, str(weights), str(zeros), str(number)]
+            subprocess.run([*command, str(path)], check=True, capture_output=True)
             download = gzip_size([path.read_bytes()])
         return {"accuracy": study.accuracy(path), "bytes": path.stat().st_size, "download": download}
 
@@ -99,7 +102,7 @@ def draw(values: dict[str, Any]) -> None:
     figure, panels = plt.subplots(1, len(names), figsize=(5 * len(names), 3.6), squeeze=False, layout="constrained")
     for panel, name in zip(panels[0], names, strict=True):
         for library, marker in ((OWN, "o"), (TFMOT, "s")):
-            found = [one for run, one in values.items() if run.startswith(f"{name}; {library}; ")]
+            found = [values[run] for run in RUNS if run in values and run.startswith(f"{name}; {library}; ")]
             points = sorted((one["download"] / 1000, one["accuracy"]) for one in found)
             best = [point for i, point in enumerate(points) if all(point[1] > one[1] for one in points[:i])]
             panel.plot(*zip(*points, strict=True), marker, color=COLOURS[library], label=library)
