@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from prunekit.delivery.packing.encoder import Piece, encode
 from prunekit.delivery.packing.keras_tensors import keras_pieces, write_keras
 from prunekit.delivery.packing.litert_tensors import litert_pieces
 from prunekit.delivery.packing.pack_report import COMPRESSORS, PackReport, sizes_of_others
+from prunekit.sparsity.arguments import number_of_bytes
 from prunekit.suggestions import did_you_mean
 
 _LITERT_MARK = b"TFL3"
@@ -44,6 +45,8 @@ def pack(model: Any, output: str | os.PathLike[str], *, compare: str | Sequence[
     """
     target = writable_file(output, "output")
     compare = (compare,) if isinstance(compare, str) else compare
+    if not isinstance(compare, Iterable):
+        raise TypeError(f"`compare` is a list of names, such as {list(COMPRESSORS)[:2]}. Received: {compare!r}.")
     for name in compare:
         if name not in COMPRESSORS:
             raise ValueError(
@@ -101,24 +104,30 @@ def _kind(path: Path, data: bytes) -> str:
     raise FileRefused(f"expected a .tflite or .keras file. Received: {path}, which is neither.")
 
 
-def unpack(path: str | os.PathLike[str], output: str | os.PathLike[str], *, largest: int = LARGEST_FILE) -> Path:
+def unpack(
+    path: str | os.PathLike[str], output: str | os.PathLike[str], *, largest: float | str = LARGEST_FILE
+) -> Path:
     """Writes the LiteRT or Keras file that was packed; returns its path.
 
     Args:
         path: A packed file.
         output: The file to write, which ends with .tflite or .keras as the file did that was packed. An existing file
             is replaced.
-        largest: Most bytes that the file may become. Memory is bounded by some five times as many.
+        largest: Most bytes that the file may become, a number or a text such as "500MB". Memory is bounded by some five
+            times as many.
 
     Raises:
         ValueError: The packed file does not exist, is damaged or hostile, or holds the other kind of file; `output`
             cannot be written.
+        TypeError: `path` is no path.
     """
-    source, target = Path(path), writable_file(output, "output")
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"`path` is a packed file. Received: {type(path).__name__}.")
+    source, target, most = Path(path), writable_file(output, "output"), int(number_of_bytes("largest", largest))
     if not source.is_file():
         raise FileRefused(f"expected a packed file. Received: {source}, which is no file.")
     try:
-        found = decode(source.read_bytes(), largest)
+        found = decode(source.read_bytes(), most)
     except Damaged as error:
         raise FileRefused(f"{source} cannot be unpacked: {error}.") from error
     ending = ".tflite" if isinstance(found, bytes) else ".keras"

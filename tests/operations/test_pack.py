@@ -200,6 +200,12 @@ def test_other_compressors_are_those_named(network, tmp_path):
     for options in ({}, {"compare": ["gzip -9"]}, {"compare": "gzip -9"}):
         report = pk.pack(network, tmp_path / "net.pack", **options)
         assert [one.name for one in report.others] == ["gzip -9"]
+    with pytest.raises(TypeError, match=r"`compare` is a list of names.* Received: 3"):
+        pk.pack(network, tmp_path / "net.pack", compare=3)
+    with pytest.raises(TypeError, match="`path` is a packed file. Received: NoneType"):
+        pk.unpack(None, tmp_path / "net.keras")
+    with pytest.raises(ValueError, match="largest must be bytes, such as 500MB"):
+        pk.unpack(tmp_path / "net.pack", tmp_path / "net.keras", largest="x")
     with pytest.raises(ValueError, match=r"`compare` takes gzip -9.* Received: 'gzip'"):
         pk.pack(network, tmp_path / "net.pack", compare=["gzip"])
 
