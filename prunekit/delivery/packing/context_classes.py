@@ -113,10 +113,13 @@ def _nearest_tables(counts: np.ndarray, number: int) -> np.ndarray:
     order = np.argsort(counts[:, :, most].sum(1), kind="stable")
     found = np.empty(len(counts), np.int64)
     found[order] = np.arange(len(counts)) * number // len(counts)
-    flat = counts.reshape(len(counts), -1).astype(np.float64)
+    flat = counts.reshape(len(counts), -1).astype(np.float32)
     for _ in range(_ROUNDS):
-        tables = np.stack([counts[found == one].sum(0) for one in range(number)]) + 0.05
+        members = (found == np.arange(number)[:, None]).astype(np.float32)
+        tables = (members @ flat).reshape(number, *counts.shape[1:]) + 0.05
         lengths = -np.log2(tables / tables.sum(-1, keepdims=True)).reshape(number, -1)
-        found = (flat @ lengths.T).argmin(1)
+        before, found = found, (flat @ lengths.T).argmin(1)
+        if np.array_equal(before, found):
+            break
     # Without the numbers of classes that no line is in.
     return np.unique(found, return_inverse=True)[1]
