@@ -90,7 +90,7 @@ def test_a_loop_of_your_own_adds_the_loss(teacher, options):
         def step(x, y):
             with tf.GradientTape() as tape:
                 outputs = model(x, training=True)
-                loss = 0.1 * LOSS(y, outputs) + distillation.loss(x, outputs)
+                loss = 0.5 * LOSS(y, outputs) + distillation.loss(x, outputs)
             variables = model.trainable_variables
             model.optimizer.apply(tape.gradient(loss, variables), variables)
 
