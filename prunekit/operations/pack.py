@@ -44,10 +44,10 @@ def pack(model: Any, output: str | os.PathLike[str], *, compare: str | Sequence[
     Source: Martin 1979, "Range encoding"; Mahoney 2005 for the text. docs/packing.md has the format.
     """
     target = writable_file(output, "output")
-    compare = (compare,) if isinstance(compare, str) else compare
     if not isinstance(compare, Iterable):
         raise TypeError(f"`compare` is a list of names, such as {list(COMPRESSORS)[:2]}. Received: {compare!r}.")
-    for name in compare:
+    names = (compare,) if isinstance(compare, str) else tuple(compare)
+    for name in names:
         if name not in COMPRESSORS:
             raise ValueError(
                 f"`compare` takes {', '.join(COMPRESSORS)}. Received: {name!r}.{did_you_mean(str(name), COMPRESSORS)}"
@@ -55,13 +55,13 @@ def pack(model: Any, output: str | os.PathLike[str], *, compare: str | Sequence[
     if isinstance(model, str | os.PathLike):
         if target.exists() and Path(model).exists() and target.samefile(model):
             raise ValueError(f"`output` is another file than `model`. Received: {os.fspath(output)!r} for both.")
-        return _pack_file(Path(model), target, compare)
+        return _pack_file(Path(model), target, names)
     if not hasattr(model, "get_config"):
         raise TypeError(f"`model` is a .tflite or .keras file, or a Keras model. Received: {type(model).__name__}.")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "model.keras")
         save_model(model, file)
-        return _pack_file(file, target, compare)
+        return _pack_file(file, target, names)
 
 
 def _pack_file(path: Path, target: Path, compare: Sequence[str]) -> PackReport:

@@ -152,9 +152,7 @@ class Clusters(FewBits):
 
     def _fit(self, callback: Any) -> None:
         steps = -(-len(self.train[1]) // fashion.BATCH)
-        rate = keras.optimizers.schedules.CosineDecay(RATE, steps)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        self._model.compile(keras.optimizers.Adam(rate), loss)
+        fashion.compile_falling(keras, self._model, RATE, steps)
         keras.utils.set_random_seed(0)
         self._model.fit(*self.train, batch_size=fashion.BATCH, epochs=1, callbacks=[callback], verbose=2)
 

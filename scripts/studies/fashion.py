@@ -162,6 +162,12 @@ def compile_network(keras: Any, model: Any) -> None:
     model.compile(keras.optimizers.Adam(0.001), loss, jit_compile=False)
 
 
+def compile_falling(keras: Any, model: Any, rate: float, steps: int) -> None:
+    """Compiles with Adam, whose learning rate falls to 0 by half a cosine in so many steps, likewise."""
+    falling = keras.optimizers.schedules.CosineDecay(rate, steps)
+    model.compile(keras.optimizers.Adam(falling), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+
 def slow_last_epoch(keras: Any) -> Any:
     """A callback that divides the learning rate by 5 for the last epoch."""
     return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 5 if epoch == EPOCHS - 1 else rate)

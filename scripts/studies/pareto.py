@@ -65,8 +65,7 @@ def own_file(study: Study, path: Path, zeros: float, bits: int, rate: float) -> 
         (ZERO_EPOCHS, ZERO_RATE, [pk.PruningCallback(zeros)]),
         (INTEGER_EPOCHS, INTEGER_RATE, [pk.KeepZeros(), pk.QuantizationCallback(study.images, bits=bits, rate=rate)]),
     ):
-        falling = keras.optimizers.schedules.CosineDecay(start, epochs * fashion.STEPS)
-        model.compile(keras.optimizers.Adam(falling), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        fashion.compile_falling(keras, model, start, epochs * fashion.STEPS)
         keras.utils.set_random_seed(0)
         model.fit(*study.train, batch_size=fashion.BATCH, epochs=epochs, callbacks=callbacks, verbose=0)
     callbacks[1].report.export(path, data=study.images[:64])

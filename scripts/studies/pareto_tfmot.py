@@ -28,9 +28,7 @@ EPOCHS, RATES = 2, (1e-3, 1e-4, 1e-4)
 
 def fitted(model: Any, rate: float, data: Any, callbacks: Any = ()) -> Any:
     """Trains with a learning rate that falls by half a cosine."""
-    falling = tf_keras.optimizers.schedules.CosineDecay(rate, EPOCHS * fashion.STEPS)
-    loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(tf_keras.optimizers.Adam(falling), loss)
+    fashion.compile_falling(tf_keras, model, rate, EPOCHS * fashion.STEPS)
     model.fit(data, steps_per_epoch=fashion.STEPS, epochs=EPOCHS, verbose=0, callbacks=list(callbacks))
     return model
 

@@ -138,8 +138,7 @@ class Study:
 
     def _train(self, model: Any, way: Way, callback: Any) -> None:
         steps = way.epochs * -(-len(self.train[1]) // fashion.BATCH)
-        rate = keras.optimizers.schedules.CosineDecay(RATE, steps)
-        model.compile(keras.optimizers.Adam(rate), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        fashion.compile_falling(keras, model, RATE, steps)
         callbacks = [one for one in (pk.KeepZeros() if way.zeros else None, callback) if one is not None]
         keras.utils.set_random_seed(0)
         model.fit(*self.train, batch_size=fashion.BATCH, epochs=way.epochs, callbacks=callbacks, verbose=2)

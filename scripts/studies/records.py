@@ -101,8 +101,7 @@ class Shifted(keras.utils.PyDataset):
 
 def fitted(model: Any, data: Any, epochs: int, rate: float, *callbacks: Any) -> None:
     """Trains with a learning rate that falls by half a cosine."""
-    falling = keras.optimizers.schedules.CosineDecay(rate, epochs * len(data))
-    model.compile(keras.optimizers.Adam(falling), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    fashion.compile_falling(keras, model, rate, epochs * len(data))
     model.fit(data, epochs=epochs, verbose=0, callbacks=list(callbacks))
 
 

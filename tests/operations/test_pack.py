@@ -197,7 +197,7 @@ def test_the_report_has_sizes_beside_those_of_others(network, tmp_path):
 
 
 def test_other_compressors_are_those_named(network, tmp_path):
-    for options in ({}, {"compare": ["gzip -9"]}, {"compare": "gzip -9"}):
+    for options in ({}, {"compare": ["gzip -9"]}, {"compare": "gzip -9"}, {"compare": iter(["gzip -9"])}):
         report = pk.pack(network, tmp_path / "net.pack", **options)
         assert [one.name for one in report.others] == ["gzip -9"]
     with pytest.raises(TypeError, match=r"`compare` is a list of names.* Received: 3"):

@@ -232,14 +232,14 @@ def _grid_forms(matrix: np.ndarray) -> Iterator[Form]:
 def _scales(lines: np.ndarray) -> np.ndarray | None:
     """Returns the scale of each line; None if a line has none."""
     # Most weights are on no grid. The line with the fewest zeros says so at once: a single value is on many grids.
-    fullest = lines[np.count_nonzero(lines, axis=1).argmax()]
-    found = []
-    for line in (fullest, *lines):
+    found = np.zeros(len(lines), np.float32)
+    for place in np.argsort(-np.count_nonzero(lines, axis=1)):
+        line = lines[place]
         scale = _scale(line[line != 0])
         if scale is None:
             return None
-        found.append(scale)
-    return np.array(found[1:], np.float32)
+        found[place] = scale
+    return found
 
 
 @np.errstate(over="ignore")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-from prunekit.delivery.plots.plots import COLOURS, NARROW, name_rows, new_figure
+from prunekit.delivery.plots.plots import COLOURS, NARROW, count_axis, name_rows, new_figure
 from prunekit.delivery.reports.formatting import count
 
 if TYPE_CHECKING:
@@ -37,10 +35,5 @@ def channels_figure(groups: Sequence[Mapping[str, Any]], *, width: int = 560) ->
         axes.annotate(
             text, (old, position), (5, 0), textcoords="offset points", va="center", color=COLOURS["ink"], fontsize=_TEXT
         )
-    # Room for the figures at the right of the longest bar.
-    axes.set_xlim(0, most * (1.32 if width >= NARROW else 1.7))
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
-    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= most])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
-    axes.set_xlabel("channels", color=COLOURS["muted"], fontsize=_TEXT)
+    count_axis(axes, most, 1.32 if width >= NARROW else 1.7, "channels")
     return figure

@@ -259,6 +259,22 @@ def name_rows(axes: Axes, names: Sequence[str], width: int, *, least: int = 1) -
     axes.spines["bottom"].set_visible(False)
 
 
+def count_axis(axes: Axes, most: float, room: float, label: str) -> None:
+    """Names the counts below bars up to the largest one.
+
+    Args:
+        axes: Axes with horizontal bars.
+        most: The largest count, at least 1.
+        room: Width of the axes by that of the longest bar: figures are at its right.
+        label: What is counted.
+    """
+    axes.set_xlim(0, most * room)
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
+    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= most])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
+    axes.set_xlabel(label, color=COLOURS["muted"], fontsize=11.0)
+
+
 # ---- the files -------------------------------------------------------------------------------------------------------
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-from prunekit.delivery.plots.plots import COLOURS, NARROW, name_rows, new_figure
+from prunekit.delivery.plots.plots import COLOURS, NARROW, count_axis, name_rows, new_figure
 from prunekit.delivery.reports.formatting import count
 
 if TYPE_CHECKING:
@@ -42,10 +40,5 @@ def sizes_figure(sizes: Sequence[Mapping[str, Any]], *, width: int = 560) -> Fig
             fontsize=_TEXT,
         )
     most = max(1, *(int(one["bytes"]) for one in sizes))
-    # Room for the figures at the right of the longest bar.
-    axes.set_xlim(0, most * (1.22 if width >= NARROW else 1.5))
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
-    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= most])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
-    axes.set_xlabel("bytes", color=COLOURS["muted"], fontsize=_TEXT)
+    count_axis(axes, most, 1.22 if width >= NARROW else 1.5, "bytes")
     return figure

@@ -17,7 +17,14 @@ from prunekit.recipe.settings.fields import (
     refusal,
     shown,
 )
-from prunekit.recipe.settings.step_base import CODEBOOKS, Invariant, StepSettings, epochs_text, patterns_text
+from prunekit.recipe.settings.step_base import (
+    CODEBOOKS,
+    Invariant,
+    StepSettings,
+    epochs_text,
+    patterns_text,
+    training_text,
+)
 from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.shorthands import Centroids, Clustering, Misfits
 
@@ -100,6 +107,4 @@ class Cluster(StepSettings):
         shared = f"{self.granularity} channels" if isinstance(self.granularity, int) else self.granularity
         method = [] if self.method == "auto" else [self.method]
         training = [] if self.epochs is None else [f"trained for {epochs_text(self.epochs)}"]
-        training += [] if self.learning_rate is None else [f"learning rate {self.learning_rate:g}"]
-        training += [] if self.distill is None else [self.distill.text()]
-        return ", ".join([values, f"per {shared}", *method, *training, *patterns_text(self)])
+        return ", ".join([values, f"per {shared}", *method, *training, *training_text(self), *patterns_text(self)])

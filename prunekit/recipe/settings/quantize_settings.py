@@ -31,6 +31,7 @@ from prunekit.recipe.settings.step_base import (
     StepSettings,
     epochs_text,
     patterns_text,
+    training_text,
 )
 from prunekit.recipe.settings.step_settings import checked_pattern
 from prunekit.sparsity.arguments import MEMORY
@@ -301,8 +302,7 @@ class Quantize(StepSettings):
         else:
             parts.append(epochs_text(self.epochs))
             parts += [f"on integers after {self.begin_epoch}"] if self.begin_epoch else []
-            parts += [] if self.learning_rate is None else [f"learning rate {self.learning_rate:g}"]
-            parts += [] if self.distill is None else [self.distill.text()]
+            parts += training_text(self)
         parts += [f"rate {self.rate:g}"] if self.rate else []
         parts += ["full integer"] if self.full_integer else []
         return ", ".join([*parts, *patterns_text(self), f"as {self.file!r}"])

@@ -16,7 +16,7 @@ from prunekit.recipe.settings.fields import (
     refusal,
     registered,
 )
-from prunekit.recipe.settings.step_base import ZEROS, Bounds, Invariant, StepSettings
+from prunekit.recipe.settings.step_base import ZEROS, Bounds, Invariant, StepSettings, training_text
 from prunekit.recipe.settings.step_settings import (
     Prune,
     checked_pattern,
@@ -95,8 +95,7 @@ class Rounds(StepSettings):
         """Returns rounds, sparsity, method and weights."""
         rewind = "no rewinding" if self.rewind == "none" else f"rewinding {self.rewind}"
         parts = [f"{self.rounds} rounds to {self.sparsity:g}, {self.epochs_per_round} epochs each", rewind]
-        if self.learning_rate is not None:
-            parts.append(f"learning rate {self.learning_rate:g}")
+        parts += training_text(self)
         parts += [str(self.criterion), self.pattern, str(self.allocation)]
         return ", ".join(parts + weights_text(self))
 

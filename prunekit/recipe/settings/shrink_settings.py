@@ -20,7 +20,7 @@ from prunekit.recipe.settings.fields import (
     share,
     shown,
 )
-from prunekit.recipe.settings.step_base import StepSettings, epochs_text, patterns_text
+from prunekit.recipe.settings.step_base import StepSettings, epochs_text, patterns_text, training_text
 from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.shorthands import (
     CALCULATED,
@@ -189,8 +189,7 @@ class Shrink(StepSettings):
             parts.append(f"in {self.rounds} rounds")
         if self.epochs_per_round:
             parts.append(f"{epochs_text(self.epochs_per_round)} {'each' if self.rounds > 1 else 'after the removal'}")
-        if self.learning_rate is not None:
-            parts.append(f"learning rate {self.learning_rate:g}")
+        parts += training_text(self)
         parts += [] if self.nonzero else [str(self.criterion), self.allocation]
         parts += [f"{name} {value}" for name in ("minimum", "multiple") if (value := getattr(self, name)) > 1]
         if self.repair is not None:

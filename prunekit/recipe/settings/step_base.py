@@ -116,6 +116,15 @@ def epochs_text(epochs: int) -> str:
     return f"{epochs} epoch{'s' if epochs > 1 else ''}"
 
 
+def training_text(step: Any) -> list[str]:
+    """Returns the learning rate and the teacher of a step's training, as parts of its text."""
+    rate, distill = step.learning_rate, getattr(step, "distill", None)
+    return [
+        *([] if rate is None else [f"learning rate {rate:g}"]),
+        *([] if distill is None else [distill.text()]),
+    ]
+
+
 def patterns_text(step: Any) -> list[str]:
     """Returns which layers and weights a step names, as parts of its text."""
     return [f"{name} {' '.join(given)}" for name in ("include", "exclude") if (given := getattr(step, name))]

@@ -32,6 +32,7 @@ from prunekit.recipe.settings.step_base import (
     StepSettings,
     epochs_text,
     patterns_text,
+    training_text,
 )
 from prunekit.recipe.settings.timing import Duration, ScheduleSettings
 from prunekit.sparsity import shorthands
@@ -282,9 +283,7 @@ class Prune(StepSettings):
         else:
             moments = [f"{path[-1]} {moment}" for path, moment in self.schedule.moments().items()]
             parts = [f"{self.epochs} epochs", f"{self.schedule.type} to {self.final_sparsity:g}", *moments]
-        if self.learning_rate is not None:
-            parts.append(f"learning rate {self.learning_rate:g}")
-        parts += [] if self.distill is None else [self.distill.text()]
+        parts += training_text(self)
         parts += [str(self.criterion), self.pattern, str(self.allocation)]
         if self.policy != "gradual":
             parts.append(f"policy {self.policy}")

@@ -22,15 +22,17 @@ class PackStep(StepHandler[PreparedStep]):
         formats = prepared.settings.formats
         # Of several exports with one name, the last one is on disk.
         exports = workspace.state.exports
-        files = {row.file: row for row in exports if row.file and (not formats or row.format in formats)}
+        files = {
+            row.file: place for place, row in enumerate(exports) if row.file and (not formats or row.format in formats)
+        }
         rows: list[tuple[Value, ...]] = []
         texts = []
-        for i, name in enumerate(files):
+        for i, (name, place) in enumerate(files.items()):
             workspace.report_progress(i / len(files), f"packing {name}")
             report = pack(workspace.exports / name, workspace.exports / f"{name}.pack")
             rows.append((report.file, report.bytes_before, report.bytes, *(one.bytes for one in report.others)))
             texts.append(f"{report.file} {report.bytes:,} bytes")
-            exports[exports.index(files[name])] = replace(files[name], packed_bytes=report.bytes)
+            exports[place] = replace(exports[place], packed_bytes=report.bytes)
         titles = ("Before", "Packed", "gzip -9")
         columns = (Column("File", "name"), *(Column(title, "bytes") for title in titles))
         section = Section("Packed files", columns, tuple(rows), notes=() if rows else ("No file was exported.",))

@@ -28,24 +28,19 @@ def mean_bits(steps: Any, form: IntegerFormat) -> Any:
     last = form.highest
     steps = ops.clip(ops.reshape(steps, (-1,)), -last, last)
     values = ops.stop_gradient(steps)
-    counts = _counts(values, last)
+    below = ops.clip(ops.floor(values), -last, last - 1)
+    places = ops.cast(below, "int32") + last
+    if last <= _FEW:
+        counts = ops.stack([ops.sum(ops.relu(1.0 - ops.abs(values - code))) for code in range(-last, last + 1)])
+    else:
+        share, count = values - below, 2 * last + 1
+        counts = ops.segment_sum(1.0 - share, places, count) + ops.segment_sum(share, places + 1, count)
     shares = counts / ops.sum(counts)
     # The limit of p log p is 0; a code that no weight is near has no slope.
     logarithms = ops.log2(ops.where(shares > 0, shares, 1.0))
     # The slopes by hand: differentiated, the counts would take four times as long.
-    below = ops.cast(ops.clip(ops.floor(values), -last, last - 1), "int32") + last
-    slopes = ops.take(logarithms[:-1] - logarithms[1:], below)
-    line = ops.mean(steps * slopes)
+    line = ops.mean(steps * ops.take(logarithms[:-1] - logarithms[1:], places))
     return line - ops.stop_gradient(line) - ops.sum(shares * logarithms)
-
-
-def _counts(values: Any, last: int) -> Any:
-    """Returns how many values count to each of the codes -last to last, float32."""
-    if last <= _FEW:
-        return ops.stack([ops.sum(ops.relu(1.0 - ops.abs(values - code))) for code in range(-last, last + 1)])
-    below = ops.clip(ops.floor(values), -last, last - 1)
-    share, places, count = values - below, ops.cast(below, "int32") + last, 2 * last + 1
-    return ops.segment_sum(1.0 - share, places, count) + ops.segment_sum(share, places + 1, count)
 
 
 class BitPrice:
