@@ -99,7 +99,8 @@ def left_by_first(first, second, model, alone):
     now, before = kernels(model), kernels(alone)
     if first == "prune":
         same = [name for name in now if name in before and now[name].shape == before[name].shape]
-        assert same
+        # A removal of channels changes the shape of every kernel of a plain network.
+        assert same or second == "shrink"
         for name in same:
             assert not now[name][before[name] == 0].any(), name
         assert sum((array == 0).sum() for array in now.values()) >= 0.9 * SPARSITY * sum(
