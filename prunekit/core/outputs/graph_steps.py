@@ -24,12 +24,16 @@ class GraphStep:
         writes: Keys of the tensors that it computes.
         run: Function of the tensors that the step reads; returns the tensors that it writes.
         variables: Variables that the step may read.
+        layer: The layer or operation; None for the entry into a nested model, the exit from it, and a whole model.
+        arguments: Function of the tensors that the step reads; returns (args, kwargs) of the layer's call.
     """
 
     reads: tuple[Key, ...]
     writes: tuple[Key, ...]
     run: Callable[[Sequence[Any]], Sequence[Any]]
     variables: tuple[Any, ...] = ()
+    layer: Any = None
+    arguments: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
 
     def compute(self, values: dict[Key, Any]) -> None:
         """Adds the tensors that the step computes to those that it reads."""
@@ -149,7 +153,9 @@ def _steps_in(model: Any, taken: set[Key]) -> Iterator[GraphStep]:
         reads, writes = tuple(map(id, node.input_tensors)), tuple(map(id, node.outputs))
         inner = nested_graph(node, nodes)
         if inner is None or not reads_inputs_alone(node) or _clashes(inner, reads, taken):
-            yield GraphStep(reads, writes, _call(node, node.operation), tuple(getattr(node.operation, "variables", ())))
+            layer = node.operation
+            own = tuple(getattr(layer, "variables", ()))
+            yield GraphStep(reads, writes, _call(node, layer), own, layer, _arguments(node))
             continue
         yield GraphStep(reads, tuple(map(id, inner.inputs)), _call(node, functools.partial(_entered, inner)))
         yield from _steps_in(node.operation, taken)
@@ -169,13 +175,18 @@ def _entered(inner: Any, *args: Any, **kwargs: Any) -> list[Any]:
 
 def _call(node: Any, function: Callable[..., Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Returns what a step of a node runs: a function of the node's arguments."""
-    keys = [id(tensor) for tensor in node.input_tensors]
+    arguments = _arguments(node)
 
     def run(tensors: Sequence[Any]) -> Sequence[Any]:
-        args, kwargs = filled(node, dict(zip(keys, tensors, strict=True)))
+        args, kwargs = arguments(tensors)
         return keras.tree.flatten(function(*args, **kwargs))
 
     return run
+
+
+def _arguments(node: Any) -> Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]:
+    keys = [id(tensor) for tensor in node.input_tensors]
+    return lambda tensors: filled(node, dict(zip(keys, tensors, strict=True)))
 
 
 def _whole(model: Any, example: Any) -> ForwardPass:

@@ -1,0 +1,243 @@
+"""Values that each weight would have with zeros, with few bits, and without some of its inputs, from one walk.
+
+Each is fitted to the outputs of its layer on the inputs of the model as it is, as `pk.prune`, `pk.quantize` and
+`pk.shrink` fit them. The model is not changed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from prunekit.anatomy.channels.channels import Channels
+from prunekit.anatomy.channels.weight_entries import masked, zeroed
+from prunekit.anatomy.layers.targets import Target, find_targets
+from prunekit.core.layerwise.layer_fit import LayerFit, Solution
+from prunekit.core.statistics.layer_inputs import LayerMoments
+from prunekit.core.statistics.layer_products import LayerProduct
+from prunekit.sparsity.array_ops import array_of
+from prunekit.sparsity.reconstruction import DAMPING, curvatures, damped_hessian, thin
+from prunekit.sparsity.selection import keep_largest_of_array, pruned_count
+from prunekit.techniques.quantize.grids.grids import Grid
+from prunekit.techniques.quantize.rounding.gptq import OrderedFactor, ordered_factor, rounded_matrix
+
+# Rounds in which the weights of a layer are removed, as the criterion "output_error" does.
+_ROUNDS = 16
+
+Values = list[tuple[Any, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Level:
+    """What is done with one weight.
+
+    Attributes:
+        sparsity: Share of its entries that become zero.
+        bits: Bits of its codes; None = floating point.
+    """
+
+    sparsity: float = 0.0
+    bits: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A weight at one level.
+
+    Attributes:
+        level: The level.
+        values: New values, as (variable, array): of the weight and of its layer's bias.
+        entropy: Bits of an entry by the frequencies of the codes, zeros included; 32 in floating point.
+    """
+
+    level: Level
+    values: Values
+    entropy: float
+
+
+def candidates(
+    product: LayerProduct, moments: LayerMoments, levels: Sequence[Level], grid_of: Callable[[np.ndarray, int], Grid]
+) -> Iterator[Candidate]:
+    """Yields a weight at each level, fitted to the outputs of its layer.
+
+    Args:
+        product: The product of the weight.
+        moments: Its moments in the model as it is.
+        levels: The levels.
+        grid_of: Returns the grid for a kernel and so many bits.
+    """
+    layer = LayerLevels(product, array_of(product.target.variable), moments)
+    by_sparsity: dict[float, list[Level]] = {}
+    for level in levels:
+        by_sparsity.setdefault(level.sparsity, []).append(level)
+    for sparsity, found in by_sparsity.items():
+        pruned = layer.pruned(sparsity)
+        for level in found:
+            if level.bits is None:
+                yield Candidate(level, layer.values(pruned), _float_bits(pruned))
+                continue
+            grid = grid_of(layer.kernel(pruned), level.bits)
+            rounded = layer.rounded(pruned, grid)
+            yield Candidate(level, layer.values(rounded), entropy(grid.codes(layer.kernel(rounded))))
+
+
+class LayerLevels:
+    """A kernel at different levels, fitted to the outputs that its layer had, on the inputs that it has.
+
+    Args:
+        product: The product of the kernel.
+        weight: The kernel.
+        moments: Moments of its inputs and former outputs.
+    """
+
+    def __init__(self, product: LayerProduct, weight: np.ndarray, moments: LayerMoments):
+        self._product, self.weight = product, weight.astype("float32")
+        self.corrects = product.bias(moments.output_sums) is not None
+        self.fit = LayerFit(product, moments, centred=self.corrects)
+        self._kept = product.matrix(self.weight != 0)
+        self._ordered: OrderedFactor | None = None
+        matrices = product.matrix(self.weight)
+        self._same = product.diagonal or moments.same
+        self._matrices = matrices.astype("float64")
+
+    @property
+    def _factor(self) -> OrderedFactor:
+        if self._ordered is None:
+            self._ordered = ordered_factor(self.fit.gram, DAMPING)
+        return self._ordered
+
+    @functools.cached_property
+    def wanted(self) -> np.ndarray:
+        """The matrices that give the layer's former outputs best, shape (groups, inputs, outputs)."""
+        return self._matrices if self._same else self.fit.best(self._matrices, DAMPING, self._factor)
+
+    def pruned(self, sparsity: float) -> np.ndarray:
+        """Returns the matrices with zeros, the other entries fitted; entries that are zero stay so."""
+        first, size = int(np.count_nonzero(self._kept)), self._kept.size
+        kept = min(size - pruned_count(sparsity, size), first)
+        if self._product.diagonal:
+            return np.where(keep_largest_of_array(np.abs(self._matrices), kept), self._matrices, 0.0)
+        if kept == size:
+            return self.wanted
+        if kept == first and self._same:
+            return self._matrices
+        hessian, _ = damped_hessian(self.fit.gram, DAMPING)
+        counts = [kept + round((first - kept) * (1 - number / _ROUNDS) ** 3) for number in range(1, _ROUNDS + 1)]
+        curvature = self._factor.restored(curvatures(self._factor.factor)[..., None])[..., 0]
+
+        def select(scores: np.ndarray, mask: np.ndarray, count: int) -> np.ndarray:
+            return keep_largest_of_array(np.where(mask & self._kept, scores, -1.0), count)
+
+        return thin(self.wanted, hessian, curvature, select, counts)[0]
+
+    def rounded(self, matrices: np.ndarray, grid: Grid) -> np.ndarray:
+        """Returns matrices on the grid of their kernel; zeros stay zero."""
+        if self._product.diagonal:
+            return self._product.matrix(grid.nearest(self.kernel(matrices)))
+        kernel = self.kernel(matrices)
+        scales = self._product.matrix(np.broadcast_to(grid.spread(kernel)[0], kernel.shape))
+        return rounded_matrix(matrices, self._factor, scales, grid.format, matrices != 0)
+
+    def kernel(self, matrices: np.ndarray) -> np.ndarray:
+        """Returns matrices in the shape of the kernel, float32."""
+        return self._product.kernel(matrices).astype("float32")
+
+    def shift(self, matrices: np.ndarray) -> np.ndarray | None:
+        """Returns what the bias must add, shape (groups, outputs); None without a bias."""
+        return self.fit.bias_shift(matrices) if self.corrects else None
+
+    def values(self, matrices: np.ndarray) -> Values:
+        """Returns the values of the kernel and of the bias that makes up for the mean error."""
+        found: Values = [(self._product.target.variable, self.kernel(matrices))]
+        shift = self.shift(matrices)
+        if shift is None:
+            return found
+        bias = self._product.target.layer.bias
+        return [*found, (bias, array_of(bias) + self._product.bias(shift))]
+
+
+def removal_changes(channels: Channels, removed: np.ndarray) -> tuple[Values, dict[int, np.ndarray]]:
+    """Returns what sets removed channels to zero, and what of these weights may be fitted.
+
+    Kernels that read the channels keep the entries of these inputs, which are multiplied by zeros.
+
+    Args:
+        channels: The channels of a model.
+        removed: Some of them.
+
+    Returns:
+        (variable, value) of each weight that computes some of the channels, and {id of a variable: entries that stay}
+        of those that read some as well.
+    """
+    kept = channels.kept_numbers(removed)
+    values, masks = [], {}
+    for target in find_targets(channels.model, also=("depthwise_kernel", "embedding"))[0]:
+        axes = channels.links.weights.get(id(target.variable))
+        if axes is None:
+            continue
+        outputs = {axis: one for axis, one in axes.channels.items() if axis not in target.in_axes}
+        if all(kept[one].all() for one in outputs.values()):
+            masks[id(target.variable)] = None
+            continue
+        mask = masked(np.ones(tuple(target.shape), bool), replace(axes, channels=outputs), kept)
+        masks[id(target.variable)] = mask
+    for variable, value in zeroed(channels, kept):
+        mask = masks.get(id(variable))
+        if id(variable) in masks:
+            if mask is None:
+                continue
+            value = np.where(mask, array_of(variable), 0)
+        values.append((variable, value))
+    return values, {key: mask for key, mask in masks.items() if mask is not None}
+
+
+def entropy(codes: np.ndarray) -> float:
+    """Returns the bits of a code by the frequencies of all codes."""
+    _, counts = np.unique(codes, return_counts=True)
+    shares = counts / counts.sum()
+    return float(-(shares * np.log2(shares)).sum()) + 0.0
+
+
+def _float_bits(values: np.ndarray) -> float:
+    """Returns the bits of an entry in floating point: 32 for those that are not zero, and where these are."""
+    share = float(np.count_nonzero(values) / values.size)
+    return 32 * share + entropy(values != 0)
+
+
+def counts_of(size: int, shares: Mapping[str, float] | Sequence[float]) -> list[int]:
+    """Returns numbers of channels for shares, descending, each once, at least one."""
+    values = shares.values() if isinstance(shares, Mapping) else shares
+    return sorted({max(round(size * share), 1) for share in values}, reverse=True)
+
+
+class LevelSolver:
+    """Puts each weight on its level while a model is repaired layer by layer; see `core.layerwise.layer_fit.Solver`.
+
+    Args:
+        targets: The weights.
+        levels: Their levels.
+        grid_of: Returns the grid of a target for a kernel and so many bits.
+    """
+
+    repairs = True
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        levels: Sequence[Level],
+        grid_of: Callable[[Target, np.ndarray, int], Grid],
+    ):
+        self._targets, self._levels, self._grid_of = targets, levels, grid_of
+
+    def solve(self, index: int, product: LayerProduct, weight: np.ndarray, moments: LayerMoments) -> Solution:
+        """Returns the new value of target `index`."""
+        level, layer = self._levels[index], LayerLevels(product, weight, moments)
+        found = layer.pruned(level.sparsity)
+        if level.bits is not None:
+            found = layer.rounded(found, self._grid_of(self._targets[index], layer.kernel(found), level.bits))
+        kernel = layer.kernel(found)
+        return Solution(kernel, kernel != 0, layer.shift(found), layer.fit.error(found))

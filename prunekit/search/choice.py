@@ -1,0 +1,184 @@
+"""Chooses one level for each of several variables: least of one cost, within bounds of others; exact.
+
+NumPy and SciPy only. A cost is a sum of terms, each a table over the levels of one or more variables: the bytes of a
+kernel are a table over its bits, the kept share of its inputs and the kept share of its outputs.
+
+Source: Adams & Sherali 1986 (products of binary variables as linear constraints; here one unknown for each entry of a
+    table, whose sums along each axis are the variables' own unknowns).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# Relative gap at which a choice counts as the best, and the seconds after which the best found so far is taken.
+_GAP, _SECONDS = 1e-4, 60.0
+# HiGHS takes a bound as met that is exceeded by this share of it: bounds are made smaller by as much.
+_FEASIBLE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """A part of the costs.
+
+    Attributes:
+        variables: Numbers of the variables, each once.
+        costs: Name of a cost -> table of shape (levels of the first variable, levels of the second, ...).
+    """
+
+    variables: tuple[int, ...]
+    costs: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One level for each variable.
+
+    Attributes:
+        levels: Number of the chosen level of each variable.
+        totals: Total of each cost.
+        gap: How far the minimised cost may be above the least possible one, relative to it; 0 = proven least.
+    """
+
+    levels: tuple[int, ...]
+    totals: Mapping[str, float]
+    gap: float
+
+
+class Unreachable(ValueError):
+    """No choice meets the bounds.
+
+    Attributes:
+        least: Name of a bounded cost -> its least total while the other bounds hold; None where those alone cannot be
+            met.
+    """
+
+    def __init__(self, least: Mapping[str, float | None]):
+        self.least = dict(least)
+        listed = ", ".join(f"{name} {'-' if value is None else f'{value:.6g}'}" for name, value in self.least.items())
+        super().__init__(f"No choice meets the bounds. The least of each within the others: {listed}.")
+
+
+def totals(terms: Sequence[Term], levels: Sequence[int]) -> dict[str, float]:
+    """Returns the total of each cost of a choice."""
+    found: dict[str, float] = {}
+    for term in terms:
+        at = tuple(levels[variable] for variable in term.variables)
+        for name, table in term.costs.items():
+            found[name] = found.get(name, 0.0) + float(table[at])
+    return found
+
+
+def choose(
+    sizes: Sequence[int],
+    terms: Sequence[Term],
+    minimised: str,
+    bounds: Mapping[str, float],
+    *,
+    seconds: float = _SECONDS,
+) -> Choice:
+    """Returns the choice of least total of one cost within bounds of others.
+
+    Args:
+        sizes: Number of levels of each variable.
+        terms: The costs.
+        minimised: Name of a cost.
+        bounds: Name of another cost -> its largest total.
+        seconds: Time after which the best choice that was found is returned, with its gap.
+
+    Raises:
+        Unreachable: No choice meets the bounds.
+        TimeoutError: None was found in time.
+    """
+    found = _Program(sizes, terms).solve(minimised, bounds, seconds)
+    if found is not None:
+        return found
+    least: dict[str, float | None] = {}
+    for name in bounds:
+        others = {other: bound for other, bound in bounds.items() if other != name}
+        best = _Program(sizes, terms).solve(name, others, seconds)
+        least[name] = None if best is None else best.totals[name]
+    raise Unreachable(least)
+
+
+class _Program:
+    """The mixed-integer program: one binary unknown for each level, one unknown for each entry of a joint table."""
+
+    def __init__(self, sizes: Sequence[int], terms: Sequence[Term]):
+        self._sizes, self._terms = list(sizes), list(terms)
+        self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
+        self._places: list[np.ndarray] = []
+        joint: dict[tuple[int, ...], np.ndarray] = {}
+        self._rows: list[int] = []
+        self._columns: list[int] = []
+        self._values: list[float] = []
+        self._sides: list[float] = []
+        self.unknowns = int(self._starts[-1])
+        for variable in range(len(sizes)):
+            self._equal(range(self._starts[variable], self._starts[variable + 1]), (), 1.0)
+        for term in terms:
+            if len(term.variables) == 1:
+                self._places.append(self._of(term.variables[0]))
+                continue
+            if term.variables not in joint:
+                joint[term.variables] = self._joint(term.variables)
+            self._places.append(joint[term.variables])
+
+    def _of(self, variable: int) -> np.ndarray:
+        return np.arange(self._starts[variable], self._starts[variable + 1])
+
+    def _joint(self, variables: tuple[int, ...]) -> np.ndarray:
+        shape = [self._sizes[variable] for variable in variables]
+        places = np.arange(self.unknowns, self.unknowns + math.prod(shape)).reshape(shape)
+        self.unknowns += places.size
+        for axis, variable in enumerate(variables):
+            for level, place in enumerate(self._of(variable)):
+                self._equal(np.take(places, level, axis).ravel(), (int(place),), 0.0)
+        return places
+
+    def _equal(self, plus: Sequence[int] | np.ndarray, minus: Sequence[int], side: float) -> None:
+        row = len(self._sides)
+        self._sides.append(side)
+        for places, value in ((plus, 1.0), (minus, -1.0)):
+            self._rows += [row] * len(places)
+            self._columns += [int(place) for place in places]
+            self._values += [value] * len(places)
+
+    def _coefficients(self, name: str) -> np.ndarray:
+        found = np.zeros(self.unknowns)
+        for term, places in zip(self._terms, self._places, strict=True):
+            if name in term.costs:
+                np.add.at(found, places, np.asarray(term.costs[name], "float64"))
+        return found
+
+    def solve(self, minimised: str, bounds: Mapping[str, float], seconds: float) -> Choice | None:
+        """Returns the best choice; None if none meets the bounds."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array, vstack
+
+        shape = (len(self._sides), self.unknowns)
+        equal = csr_array((self._values, (self._rows, self._columns)), shape)
+        constraints = [LinearConstraint(equal, self._sides, self._sides)]
+        if bounds:
+            rows = [self._coefficients(name) for name in bounds]
+            # Bounds of all magnitudes, such as bytes and errors, are met to the same relative tolerance.
+            scales = [max(abs(bound), 1e-30) for bound in bounds.values()]
+            scaled = vstack([csr_array((row / scale)[None]) for row, scale in zip(rows, scales, strict=True)])
+            most = [bound / scale - _FEASIBLE for bound, scale in zip(bounds.values(), scales, strict=True)]
+            constraints.append(LinearConstraint(scaled, -np.inf, most))
+        goal = self._coefficients(minimised)
+        largest = float(np.abs(goal).max()) or 1.0
+        binary = np.zeros(self.unknowns)
+        binary[: self._starts[-1]] = 1
+        options = {"mip_rel_gap": _GAP, "time_limit": seconds}
+        found = milp(goal / largest, integrality=binary, bounds=Bounds(0, 1), constraints=constraints, options=options)
+        if found.x is None:
+            if found.status == 1:
+                raise TimeoutError(f"No choice was found in {seconds:g} seconds.")
+            return None
+        levels = tuple(int(found.x[self._of(variable)].argmax()) for variable in range(len(self._sizes)))
+        return Choice(levels, totals(self._terms, levels), float(found.mip_gap or 0.0))
