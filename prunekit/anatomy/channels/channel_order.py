@@ -30,6 +30,7 @@ class Order:
     Attributes:
         length: How many units can be removed; a unit is one channel, or one of each part of a grouped convolution.
         total: How many units there are.
+        sizes: How many units each group has, shape (groups,).
         multiple: The multiple to which the kept channels of each group are rounded up.
     """
 
@@ -48,18 +49,18 @@ class Order:
         pools: dict[object, list[int]] = {}
         for index, group in enumerate(groups):
             pools.setdefault({"uniform": index, "per_kind": _kind(group), "global": ""}[allocation], []).append(index)
-        self._sizes = np.array([len(values) for _, values in self._units], int)
+        self.sizes = np.array([len(values) for _, values in self._units], int)
         share, owners = (np.concatenate(parts) for parts in zip(*map(self._shares, pools.values()), strict=True))
         self._owners = owners[np.lexsort((owners, share))]
         self.length = int(self._owners.size)
 
     def _shares(self, pool: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Returns (the share of the pool that is gone with a unit, its group) for the units that may be removed."""
-        owners = np.concatenate([np.full(self._sizes[i], i) for i in pool])
-        ranks = np.concatenate([np.arange(self._sizes[i]) for i in pool])
+        owners = np.concatenate([np.full(self.sizes[i], i) for i in pool])
+        ranks = np.concatenate([np.arange(self.sizes[i]) for i in pool])
         order = np.lexsort((ranks, owners, np.concatenate([self._units[i][1] for i in pool])))
         share = (np.arange(order.size) + 0.5) / order.size
-        allowed = ranks[order] < self._sizes[owners[order]] - self._minimum
+        allowed = ranks[order] < self.sizes[owners[order]] - self._minimum
         return share[allowed], owners[order][allowed]
 
     def first(self, length: int) -> np.ndarray:
@@ -69,12 +70,12 @@ class Order:
     def unimportant(self) -> np.ndarray:
         """Returns how many units of each group may be removed that have no importance: 0 in each part."""
         without = np.array([np.count_nonzero(values == 0) for _, values in self._units], int)
-        return np.minimum(without, np.maximum(self._sizes - self._minimum, 0))
+        return np.minimum(without, np.maximum(self.sizes - self._minimum, 0))
 
     def rounded(self, counts: np.ndarray) -> np.ndarray:
         """Returns how many units each group loses when its kept ones are rounded up to the multiple."""
-        kept = -(-(self._sizes - counts) // self.multiple) * self.multiple
-        return np.maximum(self._sizes - kept, 0)
+        kept = -(-(self.sizes - counts) // self.multiple) * self.multiple
+        return np.maximum(self.sizes - kept, 0)
 
     def removed(self, counts: np.ndarray) -> np.ndarray:
         """Returns the channels that are removed when each group loses its `counts` least important units."""

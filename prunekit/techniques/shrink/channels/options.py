@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal, TypedDict, get_args
@@ -67,6 +67,17 @@ class SizeTarget:
             raise ValueError(
                 f"{self.measure} is the share that is left, in (0, 1]. Received: {self.measure}={self.share}.{hint}"
             )
+
+
+@dataclass(frozen=True)
+class KeptChannels:
+    """How many channels of each group are left, as a search has chosen them.
+
+    Attributes:
+        counts: Name of a group -> number of its units that are left; other groups stay whole.
+    """
+
+    counts: Mapping[str, int]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -88,6 +88,14 @@ class Selector:
         """Returns the channels whose kernels are zero."""
         order = self._order([~np.isin(group.channels, self.zero) for group in self._found.groups], "uniform")
         return Selection(order, order.unimportant())
+
+    def keeping(self, counts: Mapping[str, int], criterion: str | Criterion) -> Selection:
+        """Returns the selection by a criterion that leaves each group so many units; other groups stay whole."""
+        order = self._order(self._importance(get_criterion(criterion)), "uniform")
+        sizes = order.sizes
+        free = [group for group, reason in zip(self._found.groups, self.reasons, strict=True) if not reason]
+        lost = [size - counts.get(group.name, size) for group, size in zip(free, sizes, strict=True)]
+        return Selection(order, np.array(lost, int))
 
     def select(self, target: SizeTarget, criterion: str | Criterion, allocation: str) -> Selection:
         """Returns the selection by a criterion and an allocation of which the target's share is left.

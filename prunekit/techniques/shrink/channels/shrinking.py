@@ -18,7 +18,7 @@ from prunekit.sparsity.arguments import MEMORY
 from prunekit.techniques.shrink.channels.budget import SizeModel
 from prunekit.techniques.shrink.channels.measured_size import NEAR, Measure, Measured
 from prunekit.techniques.shrink.channels.optimizer_state import carry_over, class_notes
-from prunekit.techniques.shrink.channels.options import ShrinkOptions, SizeTarget
+from prunekit.techniques.shrink.channels.options import KeptChannels, ShrinkOptions, SizeTarget
 from prunekit.techniques.shrink.channels.repair import Repair, RepairError
 from prunekit.techniques.shrink.channels.selection import Selection, Selector
 from prunekit.techniques.shrink.channels.shrink_report import ShrinkReport, ShrunkGroup
@@ -65,7 +65,7 @@ class ChannelRemoval:
 
 def remove_channels(  # noqa: PLR0913
     model: Any,
-    target: SizeTarget | None,
+    target: SizeTarget | KeptChannels | None,
     options: ShrinkOptions,
     data: Any = None,
     *,
@@ -78,7 +78,8 @@ def remove_channels(  # noqa: PLR0913
 
     Args:
         model: A built Keras model.
-        target: How much is left; None removes the channels whose kernels are zero, and no others.
+        target: How much is left, of the model or of each group; None removes the channels whose kernels are zero, and
+            no others.
         options: Which channels are removed, and the repair.
         data: Calibration data, or None.
         inputs: As for `pk.shrink`.
@@ -94,6 +95,9 @@ def remove_channels(  # noqa: PLR0913
     selector = Selector(found, options, repair.data, inputs=inputs, measure=measure, progress=progress)
     if target is None:
         picked = Picked(selector.zero_channels())
+    elif isinstance(target, KeptChannels):
+        picked = Picked(selector.keeping(target.counts, options.criterion))
+        target = None
     else:
         picked = pick(found, selector, repair, options, target, progress, memory)
     selection, budget, zero = picked.selection, selector.budget, selector.zero

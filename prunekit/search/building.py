@@ -1,0 +1,117 @@
+"""Builds the integer file of a mixture: channels removed, zeros, integers; each layer fitted to its former outputs."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.core.layerwise.layerwise import LayerwiseRepair
+from prunekit.core.runtime.variable_values import assigned
+from prunekit.delivery.integers.integer_writing import KnownOutputs, export_integers
+from prunekit.delivery.packing.decoder import LITERT
+from prunekit.delivery.packing.encoder import encode
+from prunekit.delivery.packing.litert_tensors import litert_pieces
+from prunekit.search.candidates import Level, LevelSolver
+from prunekit.search.costs import Mixture
+from prunekit.search.searched_model import CRITERION, SearchedModel
+from prunekit.techniques.quantize.after_training import quantize_model
+from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.quantization_state import QuantizationState
+from prunekit.techniques.shrink.channels.options import KeptChannels, ShrinkOptions
+from prunekit.techniques.shrink.channels.shrinking import remove_channels
+
+_BATCH = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A mixture as a file.
+
+    Attributes:
+        state: The quantized model.
+        file: The LiteRT file.
+        packed: The packed file; b"" where none was wanted.
+        outputs: What the file computes for the samples.
+    """
+
+    state: QuantizationState
+    file: bytes
+    packed: bytes
+    outputs: list[np.ndarray]
+
+    @property
+    def model(self) -> Any:
+        """The Keras model, whose weights lie on their grids."""
+        return self.state.model
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the packed file, or of the LiteRT file."""
+        return len(self.packed or self.file)
+
+
+def build(
+    subject: SearchedModel, mixture: Mixture, inputs: Any, samples: Any, *, packed: bool, memory: float
+) -> Built:
+    """Returns a mixture as a file that was run and compared with its simulation.
+
+    Args:
+        subject: The model; it is not changed.
+        mixture: What is done with it.
+        inputs: Calibration inputs.
+        samples: Inputs for which the file is run.
+        packed: True packs the file as well.
+        memory: Largest number of bytes of activations that are kept between layers.
+
+    Raises:
+        IntegerExportError: The file does not compute what its simulation does.
+    """
+    kept = {name: count for name, count in mixture.kept.items() if count < subject.orders[name].total}
+    options = ShrinkOptions(criterion=CRITERION, repair="weights")
+    if kept:
+        model = remove_channels(subject.model, KeptChannels(kept), options, inputs, memory=memory).model
+    else:
+        model = _copied(subject.model)
+    _prune(subject, model, mixture, inputs, memory)
+    bits: dict[str, Any] = {name: level.bits for name, level in mixture.levels.items()}
+    activation_bits = subject.preparation.options.activation_bits
+    rounding = QuantizationOptions(bits=bits, activation_bits=activation_bits, method="gptq")
+    state = quantize_model(model, rounding, inputs, memory=memory)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.tflite")
+        _, outputs = export_integers(state, samples, path, KnownOutputs())
+        file = path.read_bytes()
+    return Built(state, file, encode(litert_pieces(file), file, LITERT).data if packed else b"", outputs)
+
+
+def _copied(model: Any) -> Any:
+    made = keras.models.clone_model(model)
+    made.set_weights(model.get_weights())
+    return made
+
+
+def _prune(subject: SearchedModel, model: Any, mixture: Mixture, inputs: Any, memory: float) -> None:
+    """Sets the least important weights to zero and fits the others."""
+    if not any(level.sparsity for level in mixture.levels.values()):
+        return
+    whole = SearchedModel(model, inputs, subject.preparation.options.activation_bits)
+    levels = [Level(mixture.levels[target.name].sparsity) for target in whole.targets if target.name in mixture.levels]
+    targets = [target for target in whole.targets if target.name in mixture.levels]
+    work = LayerwiseRepair(model, targets, LevelSolver(targets, levels, whole.grid_of), memory=memory)
+    work.run(batched(inputs, _BATCH))
+    with assigned(work.values):
+        pass
+
+
+def batched(inputs: Any, size: int) -> list[Any]:
+    """Returns inputs in batches."""
+    count = len(keras.tree.flatten(inputs)[0])
+    return [
+        keras.tree.map_structure(lambda leaf, start=start: leaf[start : start + size], inputs)
+        for start in range(0, count, size)
+    ]

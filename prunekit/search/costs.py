@@ -1,0 +1,158 @@
+"""Costs of a mixture as terms of a program: the bytes of a kernel are those of an entry times inputs and outputs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from prunekit.anatomy.channels.channel_links import WeightAxes
+from prunekit.search.candidates import Level
+from prunekit.search.choice import Choice, Term, choose
+from prunekit.search.searched_model import SearchedModel
+from prunekit.search.table import Table, WeightRow
+from prunekit.techniques.quantize.placement.stored_bytes import stored_weight
+
+# Bytes of an output channel besides its entries: a scale and a bias of 32 bits.
+_CHANNEL = 8
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What is chosen: a level for each weight, and the kept units of each group.
+
+    Attributes:
+        levels: Name of a weight -> its level.
+        kept: Name of a group -> number of units that are left.
+        error: The sum of the errors of the table.
+        bytes: The sum of the bytes that were counted.
+        gap: See `Choice`.
+    """
+
+    levels: Mapping[str, Level]
+    kept: Mapping[str, int]
+    error: float
+    bytes: float
+    gap: float
+
+
+class Costs:
+    """The errors and bytes of all mixtures of one model.
+
+    Args:
+        subject: The model.
+        table: The measured rows.
+        packed: True counts the bytes of packed files: entropies of codes; False those of LiteRT files.
+    """
+
+    def __init__(self, subject: SearchedModel, table: Table, *, packed: bool):
+        self._subject = subject
+        self._rows = {name: self._undominated(name, table.of_weight(name), packed) for name in subject.products}
+        self._groups = {name: table.of_group(name) for name in subject.orders}
+        self._number = {name: i for i, name in enumerate([*self._rows, *self._groups])}
+        self.sizes = [*(len(rows) for rows, _ in self._rows.values()), *(len(rows) for rows in self._groups.values())]
+        self.terms = [*self._errors(), *itertools.chain.from_iterable(map(self._bytes, self._rows))]
+
+    def _undominated(self, name: str, rows: Sequence[WeightRow], packed: bool) -> tuple[list[WeightRow], list[float]]:
+        """Returns the levels that no other is better than in both, and the bits of an entry of each."""
+        bits = [row.entropy if packed else self._stored_bits(name, row.bits) for row in rows]
+        order = sorted(range(len(rows)), key=lambda i: (bits[i], rows[i].error))
+        kept: list[int] = []
+        for i in order:
+            if not kept or rows[i].error < rows[kept[-1]].error:
+                kept.append(i)
+        return [rows[i] for i in kept], [bits[i] for i in kept]
+
+    def _stored_bits(self, name: str, bits: int) -> float:
+        target, preparation = self._subject.products[name].target, self._subject.preparation
+        weight, width = self._subject.rounded_weight(target), preparation.options.activation_width
+        return 8 * stored_weight(preparation.placement, weight, bits, width).entries / target.size
+
+    def _errors(self) -> list[Term]:
+        found = [
+            Term((self._number[name],), {"error": np.array([row.error for row in rows])})
+            for name, (rows, _) in self._rows.items()
+        ]
+        return found + [
+            Term((self._number[name],), {"error": np.array([row.error for row in rows])})
+            for name, rows in self._groups.items()
+        ]
+
+    def _bytes(self, name: str) -> list[Term]:
+        """Returns the bytes of a weight: a sum over the groups among its inputs and those among its outputs."""
+        target = self._subject.products[name].target
+        axes = self._subject.channels.links.weights.get(id(target.variable))
+        shape, (_, bits) = tuple(target.shape), self._rows[name]
+        parts = [self._parts(axes, axis, length) for axis, length in enumerate(shape)]
+        of_entry = np.array(bits) / 8
+        found = [
+            self._term(name, [group for group, _ in chosen], math.prod(size for _, size in chosen), of_entry)
+            for chosen in itertools.product(*parts)
+        ]
+        for axis in target.out_axes:
+            for group, size in parts[axis]:
+                found.append(self._term(name, [group], size * _CHANNEL / len(target.out_axes), np.ones(len(bits))))
+        return found
+
+    def _parts(self, axes: WeightAxes | None, axis: int, length: int) -> list[tuple[str | None, float]]:
+        """Returns the groups whose channels an axis has, each with its share of the axis' length; None = the others."""
+        numbers = None if axes is None else axes.channels.get(axis)
+        if numbers is None:
+            return [(None, float(length))]
+        channel = self._subject.channels.channel_of[numbers]
+        found: list[tuple[str | None, float]] = []
+        for group in self._subject.channels.groups:
+            count = np.count_nonzero(np.isin(channel, group.channels))
+            if count and group.name in self._groups:
+                found.append((group.name, length * count / channel.size))
+        rest = length - sum(size for _, size in found)
+        return [*found, (None, rest)] if rest > 1e-9 or not found else found
+
+    def _term(self, name: str, groups: Sequence[str | None], size: float, of_entry: np.ndarray) -> Term:
+        named = [group for group in groups if group is not None]
+        distinct = list(dict.fromkeys(named))
+        table = size * of_entry
+        for group in distinct:
+            shares = np.array([row.kept / row.channels for row in self._groups[group]]) ** named.count(group)
+            table = table[..., None] * shares
+        return Term((self._number[name], *(self._number[group] for group in distinct)), {"bytes": table})
+
+    def least_bytes(self, error: float) -> Mixture:
+        """Returns the mixture of fewest bytes whose error is at most so large.
+
+        Raises:
+            Unreachable: There is none.
+        """
+        return self._mixture(choose(self.sizes, self.terms, "bytes", {"error": error}))
+
+    def least_error(self, size: float) -> Mixture:
+        """Returns the mixture of least error with at most so many counted bytes.
+
+        Raises:
+            Unreachable: There is none.
+        """
+        return self._mixture(choose(self.sizes, self.terms, "error", {"bytes": size}))
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """The least and the largest error of a mixture."""
+        return tuple(  # type: ignore[return-value]
+            sum(float(pick(term.costs["error"])) for term in self.terms if "error" in term.costs)
+            for pick in (np.min, np.max)
+        )
+
+    def _mixture(self, choice: Choice) -> Mixture:
+        at = dict(zip(self._number, choice.levels, strict=True))
+        levels = {name: rows[at[name]].level for name, (rows, _) in self._rows.items()}
+        kept = {name: rows[at[name]].kept for name, rows in self._groups.items()}
+        return Mixture(levels, kept, choice.totals["error"], choice.totals["bytes"], choice.gap)
+
+
+def describe(mixture: Mixture) -> dict[str, Any]:
+    """Returns a mixture as plain data."""
+    levels = {name: [one.sparsity, one.bits] for name, one in mixture.levels.items()}
+    return {"levels": levels, "kept": dict(mixture.kept)}

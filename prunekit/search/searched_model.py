@@ -1,0 +1,101 @@
+"""What a search may change of a model: weights and their levels, groups of channels and how many are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from prunekit.anatomy.channels.channel_order import Order
+from prunekit.anatomy.channels.channels import find_channels
+from prunekit.anatomy.graph.model_graph import graph_of
+from prunekit.anatomy.layers.targets import Target
+from prunekit.anatomy.records.reports import Skipped
+from prunekit.core.statistics.channel_importance import GroupImportance, entry_scores, reasons_to_stay
+from prunekit.core.statistics.layer_products import LayerProduct, product_of, unfitted
+from prunekit.sparsity.scores import get_criterion
+from prunekit.techniques.quantize.grids.grids import Grid, IntegerFormat
+from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.preparation import Preparation
+from prunekit.techniques.quantize.rounding.weight_rounding import grid_of_weight
+
+# Importance of channels within a group.
+CRITERION = "l2"
+
+
+class SearchedModel:
+    """A model that is searched.
+
+    Args:
+        model: A built Keras model with a graph of layers; it is not changed.
+        inputs: Calibration inputs.
+        activation_bits: As for `pk.quantize`.
+
+    Attributes:
+        model: The model.
+        preparation: Placement and selection of its quantization.
+        products: The product of each weight whose level is chosen, by its name.
+        others: Names of weights that become 8-bit integers whatever is chosen.
+        channels: Its channels.
+        orders: The order of removal of each group, by its name.
+        skipped: Weights that no level is chosen for, with reasons.
+
+    Raises:
+        TypeError, ValueError: As for `pk.quantize`; the model has no graph of layers.
+    """
+
+    def __init__(self, model: Any, inputs: Any, activation_bits: Any = 8):
+        if graph_of(model) is None:
+            raise ValueError(
+                "A search follows the calls of a Sequential or functional model. Received: "
+                f"{type(model).__name__} with a call of its own. Compress it with a recipe."
+            )
+        self.model = model
+        self.preparation = Preparation(model, QuantizationOptions(activation_bits=activation_bits), inputs)
+        self._weights = {id(one.variable): one for one in self.preparation.weights}
+        targets = [self.preparation.selection.targets[key] for key in self._weights]
+        lacking = unfitted(targets)
+        self.products: dict[str, LayerProduct] = {
+            target.name: product_of(target) for target in targets if target.name not in lacking
+        }
+        self.others = tuple(lacking)
+        known = self.preparation.selection.skipped
+        self.skipped = (*known, *(Skipped(name, f"8 bits, since {reason}") for name, reason in lacking.items()))
+        self.channels = find_channels(model)
+        self.orders = self._orders(inputs)
+
+    def _orders(self, inputs: Any) -> dict[str, Order]:
+        criterion = get_criterion(CRITERION)
+        scores = entry_scores(self.channels, criterion, inputs if criterion.needs else None)
+        importances = GroupImportance().of(self.channels, scores)
+        reasons = reasons_to_stay(self.channels)
+        rows = zip(self.channels.groups, importances, reasons, strict=True)
+        return {group.name: Order([group], [values]) for group, values, reason in rows if not reason}
+
+    @property
+    def targets(self) -> list[Target]:
+        """The weights whose levels are chosen."""
+        return [product.target for product in self.products.values()]
+
+    def grid_of(self, target: Target, kernel: np.ndarray, bits: int) -> Grid:
+        """Returns the grid of a weight for a kernel and so many bits."""
+        granularity = self._weights[id(target.variable)].granularity
+        rule = self.preparation.options.weight_rule(bits)
+        return grid_of_weight(target.name, kernel.astype("float32"), IntegerFormat(bits), granularity, rule)
+
+    def rounded_weight(self, target: Target) -> Any:
+        """Returns how the quantization sees a weight."""
+        return self._weights[id(target.variable)]
+
+    def removed(self, kept: Mapping[str, int]) -> np.ndarray:
+        """Returns the channels that are removed when groups keep so many of their units."""
+        found = [order.removed(np.array([order.total - kept[name]])) for name, order in self.orders.items() if name in kept]
+        return np.concatenate(found) if found else np.zeros(0, int)
+
+    def kept_counts(self, name: str, shares: Sequence[float]) -> list[int]:
+        """Returns the numbers of kept units of a group for shares, descending, all of them first."""
+        order = self.orders[name]
+        least = order.total - order.length
+        found = {max(round(order.total * share), least, 1) for share in shares}
+        return sorted(found | {order.total}, reverse=True)

@@ -1,0 +1,195 @@
+"""The table of a search: what each level of each weight and each removal does to the outputs, by itself."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prunekit.anatomy.records.plain_data import Record
+from prunekit.core.layerwise.layerwise import Progress
+from prunekit.search.candidates import Level, candidates, removal_changes
+from prunekit.search.repaired_scan import RepairedScan
+from prunekit.search.searched_model import SearchedModel
+
+SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
+
+
+@dataclass(frozen=True)
+class WeightRow(Record):
+    """One weight at one level.
+
+    Attributes:
+        weight: Its name.
+        sparsity: Share of zeros.
+        bits: Bits of its codes.
+        error: Squared error of the outputs, with the layers behind repaired.
+        entropy: Bits of an entry by the frequencies of its codes.
+    """
+
+    weight: str
+    sparsity: float
+    bits: int
+    error: float
+    entropy: float
+
+    @property
+    def level(self) -> Level:
+        """The level."""
+        return Level(self.sparsity, self.bits)
+
+
+@dataclass(frozen=True)
+class RemovalRow(Record):
+    """One group with fewer channels.
+
+    Attributes:
+        group: Its name.
+        channels: Number of its units.
+        kept: Number of those that are left.
+        error: Squared error of the outputs, with the layers behind repaired.
+    """
+
+    group: str
+    channels: int
+    kept: int
+    error: float
+
+
+@dataclass(frozen=True)
+class Table(Record):
+    """All rows.
+
+    Attributes:
+        settings: What determines the rows: digests of model and data, levels.
+        weights: Rows of weights.
+        removals: Rows of removals.
+    """
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    weights: tuple[WeightRow, ...] = ()
+    removals: tuple[RemovalRow, ...] = ()
+
+    def of_weight(self, name: str) -> list[WeightRow]:
+        """Returns the rows of a weight."""
+        return [row for row in self.weights if row.weight == name]
+
+    def of_group(self, name: str) -> list[RemovalRow]:
+        """Returns the rows of a group."""
+        return [row for row in self.removals if row.group == name]
+
+
+def scan(
+    subject: SearchedModel,
+    levels: Sequence[Level],
+    fitted: Sequence[Any],
+    measured: Sequence[Any],
+    *,
+    known: Table,
+    memory: float,
+    keep: Callable[[Table], None],
+    progress: Progress | None = None,
+) -> Table:
+    """Measures all levels of all weights, and all removals, one at a time.
+
+    Args:
+        subject: The model.
+        levels: The levels of each weight.
+        fitted: Batches of inputs to which layers are fitted.
+        measured: Other batches of inputs, on which outputs are compared.
+        known: Rows that were measured before, with the settings of the table.
+        memory: Largest number of bytes of activations that are kept.
+        keep: Told of the table after each weight and each group.
+        progress: Told of each weight and each group: (done, total, name).
+    """
+    work = _Scan(subject, levels, known, keep, progress)
+    if not work.complete:
+        work.run(RepairedScan(subject.model, fitted, measured, list(subject.products.values()), memory))
+    return work.table
+
+
+class _Scan:
+    def __init__(
+        self,
+        subject: SearchedModel,
+        levels: Sequence[Level],
+        known: Table,
+        keep: Callable[[Table], None],
+        progress: Progress | None,
+    ):
+        self._subject, self._levels, self._keep, self._progress = subject, levels, keep, progress
+        self._settings, self._weights, self._removals = known.settings, list(known.weights), list(known.removals)
+        self._total = len(subject.products) + len(subject.orders)
+
+    @property
+    def table(self) -> Table:
+        return Table(self._settings, tuple(self._weights), tuple(self._removals))
+
+    @property
+    def complete(self) -> bool:
+        return self._done == self._total
+
+    @property
+    def _done(self) -> int:
+        return len({row.weight for row in self._weights} | {row.group + "\n" for row in self._removals})
+
+    def run(self, measure: RepairedScan) -> None:
+        """Measures what is missing."""
+        subject = self._subject
+        products: dict[int, list[str]] = {}
+        for name, product in subject.products.items():
+            products.setdefault(id(product.target.layer), []).append(name)
+        removals: dict[int | None, list[str]] = {}
+        for name in subject.orders:
+            values, _ = removal_changes(subject.channels, subject.removed({name: 1}))
+            removals.setdefault(measure.start_of(values), []).append(name)
+        found = {row.weight for row in self._weights}, {row.group for row in self._removals}
+        while measure.at < len(measure.steps):
+            for name in removals.get(measure.at, []):
+                if name not in found[1]:
+                    self._removals += self._of_group(measure, name)
+                    self._tell(name)
+            for name in products.get(id(measure.steps[measure.at].layer), []):
+                if name not in found[0]:
+                    self._weights += self._of_weight(measure, name)
+                    found[0].add(name)
+                    self._tell(name)
+            measure.advance()
+
+    def _tell(self, name: str) -> None:
+        self._keep(self.table)
+        if self._progress is not None:
+            self._progress(self._done, self._total, name)
+
+    def _of_weight(self, measure: RepairedScan, name: str) -> list[WeightRow]:
+        product = self._subject.products[name]
+
+        def grid_of(kernel: Any, bits: int) -> Any:
+            return self._subject.grid_of(product.target, kernel, bits)
+
+        rows = []
+        for one in candidates(product, measure.moments(product), self._levels, grid_of):
+            bits = 8 if one.level.bits is None else one.level.bits
+            rows.append(WeightRow(name, one.level.sparsity, bits, measure.error(one.values), one.entropy))
+        return rows
+
+    def _of_group(self, measure: RepairedScan, name: str) -> list[RemovalRow]:
+        subject, order = self._subject, self._subject.orders[name]
+        rows = []
+        for kept in subject.kept_counts(name, SHARES):
+            error = 0.0
+            if kept < order.total:
+                error = measure.error(*removal_changes(subject.channels, subject.removed({name: kept})))
+            rows.append(RemovalRow(name, order.total, kept, error))
+        return rows
+
+
+def levels_of(sparsities: Sequence[float], bits: Sequence[int]) -> list[Level]:
+    """Returns all pairs of sparsities and bits as levels."""
+    return [Level(*pair) for pair in itertools.product(sparsities, bits)]
+
+
+def settings_of(levels: Sequence[Level], hashes: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what determines a table."""
+    return {**hashes, "levels": [[one.sparsity, one.bits] for one in levels], "shares": list(SHARES)}
