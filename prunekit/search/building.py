@@ -55,9 +55,7 @@ class Built:
         return len(self.packed or self.file)
 
 
-def build(
-    subject: SearchedModel, mixture: Mixture, inputs: Any, samples: Any, *, packed: bool, memory: float
-) -> Built:
+def build(subject: SearchedModel, mixture: Mixture, inputs: Any, samples: Any, *, packed: bool, memory: float) -> Built:
     """Returns a mixture as a file that was run and compared with its simulation.
 
     Args:

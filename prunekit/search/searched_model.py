@@ -90,7 +90,9 @@ class SearchedModel:
 
     def removed(self, kept: Mapping[str, int]) -> np.ndarray:
         """Returns the channels that are removed when groups keep so many of their units."""
-        found = [order.removed(np.array([order.total - kept[name]])) for name, order in self.orders.items() if name in kept]
+        found = [
+            order.removed(np.array([order.total - kept[name]])) for name, order in self.orders.items() if name in kept
+        ]
         return np.concatenate(found) if found else np.zeros(0, int)
 
     def kept_counts(self, name: str, shares: Sequence[float]) -> list[int]:

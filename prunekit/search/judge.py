@@ -1,0 +1,185 @@
+"""What a file is judged by: a metric on labels, or agreement with the model; on data that no choice has seen, at last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.core.data.calibration import weighted_batches_of
+from prunekit.core.outputs.baseline import class_agreement, loss_names
+from prunekit.core.outputs.output_error import output_error
+from prunekit.core.outputs.output_metrics import OutputMetrics
+from prunekit.delivery.reports.metrics import Metric, inferred
+
+# Most examples to which layers are fitted, on which errors are compared, by which files are chosen, and on which the
+# chosen one is judged; and the least number of all.
+FITTED, MEASURED, CHOOSING, JUDGING = 256, 256, 2048, 2048
+LEAST = 128
+
+
+class SearchData:
+    """The examples of a search in four parts, drawn at random.
+
+    Args:
+        data: As for `pk.search`.
+        seed: Seed of the draw.
+
+    Attributes:
+        fitted: Inputs to which layers are fitted.
+        measured: Inputs on which outputs are compared.
+        held_out: Inputs of both remaining parts, those for the choice first.
+        labels: Labels of these, or None.
+        choosing: Number of examples for the choice.
+
+    Raises:
+        ValueError: There are too few examples.
+    """
+
+    def __init__(self, data: Any, seed: int):
+        inputs, labels = _gathered(data)
+        count = len(keras.tree.flatten(inputs)[0])
+        if count < LEAST:
+            raise ValueError(
+                f"A search fits, chooses and judges on different examples: {LEAST} at least, better some thousands. "
+                f"Received: {count}."
+            )
+        quarter, order = count // 4, np.random.default_rng(seed).permutation(count)
+        fitted, measured = min(FITTED, quarter), min(MEASURED, quarter)
+        rest = order[fitted + measured :]
+        self.choosing = min(CHOOSING, len(rest) // 2)
+        self.fitted = _rows(inputs, np.sort(order[:fitted]))
+        self.measured = _rows(inputs, np.sort(order[fitted : fitted + measured]))
+        rest = rest[: self.choosing + min(JUDGING, len(rest) - self.choosing)]
+        self.held_out = _rows(inputs, rest)
+        self.labels = None if labels is None else _rows(labels, rest)
+
+    @property
+    def judging(self) -> int:
+        """Number of examples on which the chosen file is judged."""
+        return len(keras.tree.flatten(self.held_out)[0]) - self.choosing
+
+
+def _gathered(data: Any) -> tuple[Any, Any]:
+    """Returns inputs and labels of all batches, or of as many examples as a search reads."""
+    batches, count = [], 0
+    for inputs, labels, _ in weighted_batches_of(data):
+        batches.append((inputs, labels))
+        count += len(keras.tree.flatten(inputs)[0])
+        if count >= 4 * (FITTED + MEASURED + CHOOSING + JUDGING):
+            break
+    labelled = all(labels is not None for _, labels in batches)
+
+    def joined(index: int) -> Any:
+        return keras.tree.map_structure(
+            lambda *leaves: np.concatenate([np.asarray(keras.ops.convert_to_numpy(leaf)) for leaf in leaves]),
+            *(batch[index] for batch in batches),
+        )
+
+    return joined(0), joined(1) if labelled else None
+
+
+def _rows(structure: Any, at: np.ndarray) -> Any:
+    return keras.tree.map_structure(lambda leaf: leaf[at], structure)
+
+
+class Judge:
+    """Measures outputs: the first compiled metric, else the accuracy of classes, else the loss; agreement without labels.
+
+    Args:
+        model: The model as it is.
+        data: The examples.
+
+    Attributes:
+        metric: The metric.
+        outputs: What the model computes for the held-out examples, one array for each output.
+        before: The metric of the model, on the examples for the choice and on those that judge.
+
+    Raises:
+        ValueError: There are labels, and nothing says how outputs are compared with them.
+    """
+
+    def __init__(self, model: Any, data: SearchData):
+        self._model, self._data = model, data
+        found = model.predict(data.held_out, batch_size=128, verbose=0)
+        self._structure = keras.tree.map_structure(lambda leaf: None, found)
+        self.outputs = [np.asarray(leaf) for leaf in keras.tree.flatten(found)]
+        self._loss = loss_names(model, len(self.outputs))[0]
+        self.metric = self._metric()
+        self.before = self.values(self.outputs)
+
+    def _metric(self) -> Metric:
+        if self._data.labels is None:
+            same = class_agreement(self.outputs[0], self.outputs[0], self._loss)
+            return Metric("output_error", "min") if same is None else Metric("agreement", "max", fraction=True)
+        names = self._compiled() if self._model.compiled else {}
+        known = [inferred(name) for name in names if name != "loss"]
+        chosen = next((one for one in known if one.direction is not None), None)
+        if chosen is not None:
+            return chosen
+        if self._classes() is not None:
+            return Metric("accuracy", "max", fraction=True)
+        if names:
+            return Metric("loss", "min")
+        raise ValueError(
+            "With labels, the drop is that of a metric. Received: a model that is not compiled, and labels that are no "
+            "classes of its outputs. Compile it with a loss or a metric, or pass inputs alone."
+        )
+
+    def _compiled(self) -> dict[str, float]:
+        part = slice(0, min(self._data.choosing, 64))
+        return self._measured(self.outputs, part)
+
+    def _classes(self) -> np.ndarray | None:
+        """Returns the class of each held-out example; None if the labels are none."""
+        labels, outputs = self._data.labels, self.outputs
+        leaf = keras.tree.flatten(labels)[0]
+        if len(outputs) != 1 or outputs[0].ndim != 2 or outputs[0].shape[1] < 2:
+            return None
+        if self._loss is not None and "categorical" not in self._loss:
+            return None
+        if leaf.shape == outputs[0].shape:
+            return np.asarray(leaf.argmax(-1))
+        return leaf.reshape(-1) if leaf.size == len(leaf) and np.asarray(leaf).dtype.kind in "iu" else None
+
+    def values(self, outputs: Sequence[np.ndarray]) -> tuple[float, float]:
+        """Returns the metric of outputs for the held-out examples, of both parts."""
+        middle = self._data.choosing
+        return self._value(outputs, slice(0, middle)), self._value(outputs, slice(middle, None))
+
+    def _value(self, outputs: Sequence[np.ndarray], part: slice) -> float:
+        name = self.metric.name
+        if self._data.labels is None:
+            if name == "output_error":
+                return output_error([one[part] for one in self.outputs], [one[part] for one in outputs])
+            return float(class_agreement(self.outputs[0][part], outputs[0][part], self._loss))  # type: ignore[arg-type]
+        if self._model.compiled:
+            found = self._measured(outputs, part)
+            if name in found:
+                return found[name]
+        classes = self._classes()
+        return float((outputs[0][part].argmax(-1) == classes[part]).mean())  # type: ignore[index]
+
+    def _measured(self, outputs: Sequence[np.ndarray], part: slice) -> dict[str, float]:
+        inputs, labels = (
+            keras.tree.map_structure(lambda leaf: leaf[part], one) for one in (self._data.held_out, self._data.labels)
+        )
+        tensors = [keras.ops.convert_to_tensor(one[part]) for one in outputs]
+        packed = keras.tree.pack_sequence_as(self._structure, tensors)
+        measure = OutputMetrics(self._model, [(inputs, labels, None)])
+        found = measure([packed])
+        measure.end()
+        return found
+
+    def drops(self, outputs: Sequence[np.ndarray]) -> tuple[float, float]:
+        """Returns by how much the metric of outputs is worse than that of the model, on both parts."""
+        rows = zip(self.before, self.values(outputs), strict=True)
+        first, second = (self.metric.drop(before, after) for before, after in rows)
+        return first, second
+
+    def error(self, outputs: Sequence[np.ndarray]) -> float:
+        """Returns the squared error of outputs on the examples for the choice, as the table has it."""
+        part = slice(0, self._data.choosing)
+        return output_error([one[part] for one in self.outputs], [one[part] for one in outputs]) ** 2
