@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from prunekit.operations.quantize import quantize as quantize
     from prunekit.operations.reduce_dimension import reduce_dimension as reduce_dimension
     from prunekit.operations.remove_blocks import remove_blocks as remove_blocks
+    from prunekit.operations.search import search as search
     from prunekit.operations.sensitivity import sensitivity as sensitivity
     from prunekit.operations.shrink import shrink as shrink
     from prunekit.operations.simplify import simplify as simplify
@@ -93,6 +94,7 @@ _MODULES = {
     "prunekit.operations.quantize": ("quantize",),
     "prunekit.operations.reduce_dimension": ("reduce_dimension",),
     "prunekit.operations.remove_blocks": ("remove_blocks",),
+    "prunekit.operations.search": ("search",),
     "prunekit.operations.sensitivity": ("sensitivity",),
     "prunekit.operations.shrink": ("shrink",),
     "prunekit.operations.simplify": ("simplify",),

@@ -1,4 +1,4 @@
-"""The command line: prunekit init | compress | sweep | check | verify | report | compare | recipes |
+"""The command line: prunekit init | compress | sweep | check | verify | search | report | compare | recipes |
 inspect | sensitivity | prune | shrink | simplify | remove-blocks | quantize | cluster | export | pack |
 unpack | evaluate | convert | doctor.
 
@@ -25,6 +25,7 @@ from prunekit.commands import (
     results,
     runs,
     scan,
+    searching,
     start,
 )
 from prunekit.missing_packages import missing_backend
@@ -34,6 +35,7 @@ from prunekit.version import __version__
 DEFECT = 70
 COMMANDS = (
     *(start.init, runs.compress, runs.sweep, runs.check, runs.verify),
+    *(searching.search,),
     *(results.report, results.compare, results.recipes),
     *(models.inspect, scan.sensitivity, removals.prune, removals.shrink, removals.factorize),
     *(removals.simplify, removals.remove_blocks),

@@ -9,7 +9,9 @@ from prunekit.delivery.reports.sensitivity import SensitivityReport
 from prunekit.delivery.reports.sweeps import SweepReport
 from prunekit.operations.export import ExportReport
 from prunekit.operations.quantize import QuantizationResult
+from prunekit.operations.search import SearchResult
 from prunekit.recipe.run.runner import RunResult
+from prunekit.searching.search_report import SearchReport
 from prunekit.techniques.cluster.cluster_report import ClusterReport
 from prunekit.techniques.distill.distill_report import DistillReport
 from prunekit.techniques.factorize.dimension.dimension_report import DimensionReport
@@ -38,6 +40,8 @@ __all__ = [
     "QuantizationResult",
     "RoundsReport",
     "RunResult",
+    "SearchReport",
+    "SearchResult",
     "SensitivityReport",
     "ShrinkReport",
     "SimplifyReport",

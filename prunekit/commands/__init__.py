@@ -6,6 +6,7 @@
 - `runs`: compress, sweep, check, verify
 - `results`: report, compare, recipes
 - `scan`: sensitivity
+- `searching`: search
 - `evaluation`: evaluate
 - `models`: inspect, convert, doctor
 - `removals`: prune, shrink, factorize, simplify, remove-blocks

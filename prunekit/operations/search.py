@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,13 +17,14 @@ from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.partial_files import checked_folder, replace_file, replace_model
 from prunekit.delivery.litert.model_measures import check_measure
-from prunekit.search.building import Built, batched, build
-from prunekit.search.choice import Unreachable
-from prunekit.search.costs import Costs, Mixture, describe
-from prunekit.search.judge import Judge, SearchData
-from prunekit.search.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport
-from prunekit.search.searched_model import SearchedModel
-from prunekit.search.table import Table, levels_of, scan, settings_of
+from prunekit.searching.building import Built, batched, build
+from prunekit.searching.choice import Unreachable
+from prunekit.searching.costs import Costs, Mixture, describe
+from prunekit.searching.judge import Judge, SearchData
+from prunekit.searching.repaired_scan import RepairedScan
+from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport
+from prunekit.searching.searched_model import SearchedModel
+from prunekit.searching.table import Table, levels_of, scan, settings_of
 from prunekit.sparsity.arguments import MEMORY, check_functions, non_negative, number_of_bytes, whole
 from prunekit.suggestions import did_you_mean
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES
@@ -173,15 +173,14 @@ class _Search:
                 replace_file(folder / TABLE, (json.dumps(table.to_dict(), indent=1) + "\n").encode())
 
         fitted, measured = batched(self._data.fitted, 64), batched(self._data.measured, 128)
+        products = list(self._subject.products.values())
         self._table = scan(
             self._subject,
+            lambda: RepairedScan(self._model, fitted, measured, products, self._memory),
             self._levels,
-            fitted,
-            measured,
-            known=known,
-            memory=self._memory,
-            keep=keep,
-            progress=lambda done, total, name: self._progress(done, total, f"measured {name}"),
+            known,
+            keep,
+            lambda done, total, name: self._progress(done, total, f"measured {name}"),
         )
         self._costs = Costs(self._subject, self._table, packed=self._packed)
 
@@ -206,7 +205,7 @@ class _Search:
         held = self._smallest(drop, low, high)
         proven = next((made for made in held if made.drops[1] <= drop), None)
         if proven is None:
-            self._refuse(drop)
+            raise ValueError(self._missed(drop))
         if most_bytes is not None and proven.built.bytes > most_bytes:
             raise ValueError(
                 f"No file meets both bounds. Received: drop={drop:g} and bytes={most_bytes:,}; the smallest file "
@@ -240,12 +239,12 @@ class _Search:
         found = [made for made in self._made if made.drops[0] <= drop]
         return sorted(found, key=lambda made: made.built.bytes)
 
-    def _refuse(self, drop: float) -> Any:
+    def _missed(self, drop: float) -> str:
         nearest = min(self._made, key=lambda made: max(made.drops))
-        raise ValueError(
-            f"No file holds the drop on examples that were not chosen by. Received: drop={drop:g}; the nearest of "
-            f"{len(self._made)} files loses {max(nearest.drops):.4g} and has {nearest.built.bytes:,} bytes. Allow more, "
-            "or train on integers: pk.QuantizationCallback."
+        return (
+            f"No file holds the drop without training. Received: drop={drop:g}; the nearest of {len(self._made)} files "
+            f"loses {max(nearest.drops):.4g} and has {nearest.built.bytes:,} bytes. Allow more, or train on integers: "
+            "pk.QuantizationCallback."
         )
 
     def within_bytes(self, most: int) -> SearchResult:

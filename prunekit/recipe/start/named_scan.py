@@ -1,4 +1,4 @@
-"""Scans the model in a file on data that the command line names."""
+"""Scans or searches the model in a file on data that the command line names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +9,7 @@ import numpy as np
 from prunekit.anatomy.files.model_files import FileRefused, load_model
 from prunekit.core.outputs.output_metrics import OutputMetrics
 from prunekit.delivery.reports.sensitivity import SensitivityReport
+from prunekit.operations.search import SearchResult, search
 from prunekit.operations.sensitivity import sensitivity
 from prunekit.recipe.datasets.data import Data, load_data
 from prunekit.recipe.settings.compile_fields import Compile
@@ -34,6 +35,28 @@ def scan_named(model: str, data: str, label: str | None, *, examples: int, **opt
         RecipeError: The model or the data cannot be read, or do not fit together.
         ValueError: As for `sensitivity`.
     """
+    return sensitivity(*_named(model, data, label, examples), **options)
+
+
+def search_named(model: str, data: str, label: str | None, *, examples: int, **options: Any) -> SearchResult:
+    """Returns the result of a search for the model in a file.
+
+    Args:
+        model: As for `scan_named`.
+        data: As for `scan_named`.
+        label: As for `scan_named`.
+        examples: As for `scan_named`.
+        **options: Keyword arguments of `search`.
+
+    Raises:
+        RecipeError: As for `scan_named`.
+        ValueError: As for `search`.
+    """
+    return search(*_named(model, data, label, examples), **options)
+
+
+def _named(model: str, data: str, label: str | None, examples: int) -> tuple[keras.Model, tuple[Any, Any]]:
+    """Returns a compiled model, and training examples with labels."""
     network = compiled_model(model)
     found = load_data(named_source(data, label, network), _SEED)
     part = found.train
@@ -44,7 +67,7 @@ def scan_named(model: str, data: str, label: str | None, *, examples: int, **opt
         compile_for(network, found)
     inputs, labels = part.first(min(examples, part.examples))
     _check(network, part.first(min(8, part.examples)), data)
-    return sensitivity(network, (inputs, labels), **options)
+    return network, (inputs, labels)
 
 
 def compiled_model(path: str) -> keras.Model:

@@ -15,6 +15,7 @@ from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.backend import native
 from prunekit.core.runtime.kept_grids import on_grids
 from prunekit.sparsity.arguments import MEMORY
+from prunekit.sparsity.scores import get_criterion
 from prunekit.techniques.shrink.channels.budget import SizeModel
 from prunekit.techniques.shrink.channels.measured_size import NEAR, Measure, Measured
 from prunekit.techniques.shrink.channels.optimizer_state import carry_over, class_notes
@@ -96,7 +97,7 @@ def remove_channels(  # noqa: PLR0913
     if target is None:
         picked = Picked(selector.zero_channels())
     elif isinstance(target, KeptChannels):
-        picked = Picked(selector.keeping(target.counts, options.criterion))
+        picked = Picked(selector.keeping(target.counts, get_criterion(options.criterion)))
         target = None
     else:
         picked = pick(found, selector, repair, options, target, progress, memory)

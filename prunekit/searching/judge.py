@@ -1,4 +1,4 @@
-"""What a file is judged by: a metric on labels, or agreement with the model; on data that no choice has seen, at last."""
+"""What a file is judged by: a metric on labels, or agreement with the model, on examples for this alone."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _rows(structure: Any, at: np.ndarray) -> Any:
 
 
 class Judge:
-    """Measures outputs: the first compiled metric, else the accuracy of classes, else the loss; agreement without labels.
+    """Measures outputs: a compiled metric, the accuracy of classes, or the loss; without labels agreement.
 
     Args:
         model: The model as it is.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from prunekit.anatomy.channels.channels import find_channels
 from prunekit.anatomy.graph.model_graph import graph_of
 from prunekit.anatomy.layers.targets import Target
 from prunekit.anatomy.records.reports import Skipped
+from prunekit.core.outputs.graph_steps import steps_of
 from prunekit.core.statistics.channel_importance import GroupImportance, entry_scores, reasons_to_stay
 from prunekit.core.statistics.layer_products import LayerProduct, product_of, unfitted
 from prunekit.sparsity.scores import get_criterion
@@ -36,7 +38,6 @@ class SearchedModel:
         model: The model.
         preparation: Placement and selection of its quantization.
         products: The product of each weight whose level is chosen, by its name.
-        others: Names of weights that become 8-bit integers whatever is chosen.
         channels: Its channels.
         orders: The order of removal of each group, by its name.
         skipped: Weights that no level is chosen for, with reasons.
@@ -55,11 +56,15 @@ class SearchedModel:
         self.preparation = Preparation(model, QuantizationOptions(activation_bits=activation_bits), inputs)
         self._weights = {id(one.variable): one for one in self.preparation.weights}
         targets = [self.preparation.selection.targets[key] for key in self._weights]
-        lacking = unfitted(targets)
+        calls = Counter(id(step.layer) for step in steps_of(model, inputs).steps)
+        lacking = unfitted(targets) | {
+            target.name: "its layer is called inside another one, or several times"
+            for target in targets
+            if calls[id(target.layer)] != 1
+        }
         self.products: dict[str, LayerProduct] = {
             target.name: product_of(target) for target in targets if target.name not in lacking
         }
-        self.others = tuple(lacking)
         known = self.preparation.selection.skipped
         self.skipped = (*known, *(Skipped(name, f"8 bits, since {reason}") for name, reason in lacking.items()))
         self.channels = find_channels(model)

@@ -9,9 +9,9 @@ from typing import Any
 
 from prunekit.anatomy.records.plain_data import Record
 from prunekit.core.layerwise.layerwise import Progress
-from prunekit.search.candidates import Level, candidates, removal_changes
-from prunekit.search.repaired_scan import RepairedScan
-from prunekit.search.searched_model import SearchedModel
+from prunekit.searching.candidates import Level, candidates, removal_changes
+from prunekit.searching.repaired_scan import RepairedScan
+from prunekit.searching.searched_model import SearchedModel
 
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
 
@@ -82,12 +82,9 @@ class Table(Record):
 
 def scan(
     subject: SearchedModel,
+    measure: Callable[[], RepairedScan],
     levels: Sequence[Level],
-    fitted: Sequence[Any],
-    measured: Sequence[Any],
-    *,
     known: Table,
-    memory: float,
     keep: Callable[[Table], None],
     progress: Progress | None = None,
 ) -> Table:
@@ -95,17 +92,15 @@ def scan(
 
     Args:
         subject: The model.
+        measure: Returns the scan that measures; not called where all rows are known.
         levels: The levels of each weight.
-        fitted: Batches of inputs to which layers are fitted.
-        measured: Other batches of inputs, on which outputs are compared.
         known: Rows that were measured before, with the settings of the table.
-        memory: Largest number of bytes of activations that are kept.
         keep: Told of the table after each weight and each group.
         progress: Told of each weight and each group: (done, total, name).
     """
     work = _Scan(subject, levels, known, keep, progress)
     if not work.complete:
-        work.run(RepairedScan(subject.model, fitted, measured, list(subject.products.values()), memory))
+        work.run(measure())
     return work.table
 
 
@@ -190,6 +185,6 @@ def levels_of(sparsities: Sequence[float], bits: Sequence[int]) -> list[Level]:
     return [Level(*pair) for pair in itertools.product(sparsities, bits)]
 
 
-def settings_of(levels: Sequence[Level], hashes: Mapping[str, str]) -> dict[str, Any]:
+def settings_of(levels: Sequence[Level], hashes: Mapping[str, str | None]) -> dict[str, Any]:
     """Returns what determines a table."""
     return {**hashes, "levels": [[one.sparsity, one.bits] for one in levels], "shares": list(SHARES)}

@@ -153,9 +153,9 @@ class SearchReport(Displayed):
             "The file",
             columns,
             (row,),
-            explanation=f"Measured by running the {'packed ' if self.target == 'packed' else ''}LiteRT file on {judging:,} "
-            f"examples that no choice has seen. {fitted:,} others were fitted to, {measured:,} measured errors of single "
-            f"levels, {choosing:,} chose among the files.",
+            explanation=f"Measured by running the LiteRT file on {judging:,} examples that no choice has seen. "
+            f"{fitted:,} others were fitted to, {measured:,} measured errors of single levels, {choosing:,} chose the "
+            "file.",
             notes=self.notes,
         )
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from prunekit.anatomy.channels.channel_links import WeightAxes
-from prunekit.search.candidates import Level
-from prunekit.search.choice import Choice, Term, choose
-from prunekit.search.searched_model import SearchedModel
-from prunekit.search.table import Table, WeightRow
+from prunekit.searching.candidates import Level
+from prunekit.searching.choice import Choice, Term, choose
+from prunekit.searching.searched_model import SearchedModel
+from prunekit.searching.table import Table, WeightRow
 from prunekit.techniques.quantize.placement.stored_bytes import stored_weight
 
 # Bytes of an output channel besides its entries: a scale and a bias of 32 bits.

@@ -174,25 +174,23 @@ def removal_changes(channels: Channels, removed: np.ndarray) -> tuple[Values, di
         of those that read some as well.
     """
     kept = channels.kept_numbers(removed)
-    values, masks = [], {}
-    for target in find_targets(channels.model, also=("depthwise_kernel", "embedding"))[0]:
-        axes = channels.links.weights.get(id(target.variable))
-        if axes is None:
+    targets = {id(one.variable): one for one in find_targets(channels.model, also=("depthwise_kernel", "embedding"))[0]}
+    values: Values = []
+    masks: dict[int, np.ndarray] = {}
+    for variable, value in zeroed(channels, kept):
+        target = targets.get(id(variable))
+        if target is None:
+            values.append((variable, value))
             continue
+        axes = channels.links.weights[id(variable)]
         outputs = {axis: one for axis, one in axes.channels.items() if axis not in target.in_axes}
         if all(kept[one].all() for one in outputs.values()):
-            masks[id(target.variable)] = None
             continue
         mask = masked(np.ones(tuple(target.shape), bool), replace(axes, channels=outputs), kept)
-        masks[id(target.variable)] = mask
-    for variable, value in zeroed(channels, kept):
-        mask = masks.get(id(variable))
-        if id(variable) in masks:
-            if mask is None:
-                continue
-            value = np.where(mask, array_of(variable), 0)
-        values.append((variable, value))
-    return values, {key: mask for key, mask in masks.items() if mask is not None}
+        if len(outputs) < len(axes.channels):
+            masks[id(variable)] = mask
+        values.append((variable, np.where(mask, array_of(variable), 0)))
+    return values, masks
 
 
 def entropy(codes: np.ndarray) -> float:

@@ -16,9 +16,9 @@ from prunekit.delivery.integers.integer_writing import KnownOutputs, export_inte
 from prunekit.delivery.packing.decoder import LITERT
 from prunekit.delivery.packing.encoder import encode
 from prunekit.delivery.packing.litert_tensors import litert_pieces
-from prunekit.search.candidates import Level, LevelSolver
-from prunekit.search.costs import Mixture
-from prunekit.search.searched_model import CRITERION, SearchedModel
+from prunekit.searching.candidates import Level, LevelSolver
+from prunekit.searching.costs import Mixture
+from prunekit.searching.searched_model import CRITERION, SearchedModel
 from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.quantization_state import QuantizationState

@@ -1,0 +1,66 @@
+"""The command that answers one question: search, the smallest file for a drop.
+
+Keras and its backend are imported inside the command: --help starts fast.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from prunekit.commands.files import check_model, data_options, memory_option
+from prunekit.commands.output import noting_new_folder, print_json, print_sections
+from prunekit.options import AtLeast, Parsed, json_option
+from prunekit.sparsity.arguments import number_of_bytes
+from prunekit.terminal import load_keras_quietly
+
+
+@click.command()
+@click.argument("model")
+@data_options("Examples to choose and to judge by, best some that MODEL was not trained on", required=True)
+@click.option("--drop", type=click.FloatRange(0), metavar="FLOAT", help="How much worse the metric may become: 0.005.")
+@click.option(
+    "--bytes",
+    type=Parsed(partial(number_of_bytes, "--bytes")),
+    metavar="BYTES",
+    help="Most bytes of the file, such as 200kB.",
+)
+@click.option(
+    "--target",
+    type=click.Choice(["litert", "packed"]),
+    default="litert",
+    help="What is counted: the LiteRT file, or its packed form, in which zeros count.",
+)
+@click.option(
+    "--examples", type=AtLeast(1), default=5000, help="How many examples of --data are read, drawn at random."
+)
+@memory_option
+@click.option("-o", "--output", metavar="DIR", show_default="runs/MODEL-search", help="Folder of the search.")
+@json_option
+def search(model: str, data: str, label: str | None, as_json: bool, **options: Any) -> int:
+    """Find the smallest file that loses at most a drop.
+
+    MODEL is a .keras file; it is not changed or trained. Bits, zeros and channels are chosen together, from
+    measurements of each; files are made and run until one holds the drop on examples that no choice has seen. An
+    interrupted search continues when the command is run again, and another question begins with its measurements."""
+    check_model(model)
+    if options["drop"] is None and options["bytes"] is None:
+        raise click.UsageError("Missing option '--drop' or '--bytes': how much may be lost, or how small it has to be.")
+    folder = options.pop("output")
+    folder = str(Path("runs", f"{Path(model).stem}-search")) if folder is None else folder
+    load_keras_quietly()
+    from prunekit.recipe.start.named_scan import search_named
+
+    with noting_new_folder(Path(folder)):
+        found = search_named(model, data, label, progress=_say, output=folder, **options)
+    if as_json:
+        print_json(found.report.to_dict())
+        return 0
+    print_sections(found.report)
+    click.echo(f"\n{found.report.verdict()} Written to {folder}")
+    return 0
+
+
+def _say(done: int, total: int, text: str) -> None:
+    click.echo(f"[{done}/{total}] {text}", err=True)
