@@ -16,8 +16,8 @@ PACKAGE = Path(prunekit.__file__).parent
 # The order of the package's own files and folders: what all may import stands first.
 TOP = (
     "version missing_packages lazy_names suggestions keyword_options registry sparsity anatomy core initialization "
-    "techniques training_tools delivery searching operations interop recipe doctor options terminal commands cli __main__ "
-    "schedules criteria allocations patterns policies penalties ranges reports errors"
+    "techniques training_tools delivery searching operations interop recipe doctor options terminal commands cli "
+    "__main__ schedules criteria allocations patterns policies penalties ranges reports errors"
 ).split()
 ENTRY = re.compile(r"^- `(\w+)`: \S", re.MULTILINE)
 

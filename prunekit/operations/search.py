@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,7 +20,7 @@ from prunekit.core.runtime.partial_files import checked_folder, replace_file, re
 from prunekit.delivery.litert.model_measures import check_measure
 from prunekit.searching.building import Built, batched, build
 from prunekit.searching.choice import Unreachable
-from prunekit.searching.costs import Costs, Mixture, describe
+from prunekit.searching.costs import TECHNIQUES, Costs, Mixture, describe
 from prunekit.searching.judge import Judge, SearchData
 from prunekit.searching.repaired_scan import RepairedScan
 from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport
@@ -31,6 +32,7 @@ from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES
 from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 
 Target = Literal["litert", "packed"]
+Technique = Literal["shrink", "quantize", "prune"]
 TABLE, REPORT, MODEL, FILE, PACKED = "scan.json", "search.json", "model.keras", "model.tflite", "model.pack"
 # Zeros pay in packed files alone; LiteRT stores 5 to 8 bits in a byte, and fewer in half a byte.
 _SPARSITIES, _PACKED_BITS, _STORED_BITS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95), (8, 5, 4, 3), (8, 4)
@@ -77,6 +79,7 @@ def search(  # noqa: PLR0913
     drop: float | None = None,
     bytes: float | str | None = None,
     target: Target = "litert",
+    techniques: Literal["all"] | Sequence[Technique] | Technique = "all",
     output: str | os.PathLike[str] | None = None,
     seed: int = 0,
     memory: float | str = MEMORY,
@@ -98,6 +101,8 @@ def search(  # noqa: PLR0913
         bytes: Most bytes of the file, such as "200kB". With `drop` the file of fewest bytes has to meet both.
         target: "litert": bytes of the LiteRT file. "packed": bytes of its packed form (`pk.pack`), which is what apps
             download: there zeros count, too.
+        techniques: What may be chosen: "shrink" (channels), "quantize" (fewer than 8 bits), "prune" (zeros, in packed
+            files alone); "all", or some of them.
         output: Folder for model.keras, model.tflite, model.pack, the report (search.json) and the table of all levels
             (scan.json). A search that was interrupted there is continued, and another question on the same model and
             data begins with the table.
@@ -118,6 +123,7 @@ def search(  # noqa: PLR0913
             f"`target` is one of {', '.join(get_args(Target))}. Received: {target!r}."
             f"{did_you_mean(str(target), get_args(Target))}"
         )
+    allowed = _techniques(techniques)
     most_drop = None if drop is None else non_negative("drop", drop)
     most_bytes = None if bytes is None else int(number_of_bytes("bytes", bytes))
     check_measure("bytes")
@@ -130,7 +136,7 @@ def search(  # noqa: PLR0913
         folder = checked_folder(output, "search", (TABLE, REPORT, MODEL, FILE, PACKED))
         folder.mkdir(parents=True, exist_ok=True)
     work = _Search(model, SearchData(data, whole("seed", seed, 0)), target, number_of_bytes("memory", memory), progress)
-    work.scan(folder)
+    work.scan(folder, allowed)
     result = work.within_drop(most_drop, most_bytes) if most_drop is not None else work.within_bytes(most_bytes or 0)
     if folder is not None:
         result.save(folder)
@@ -158,8 +164,8 @@ class _Search:
         self._levels = levels_of(_SPARSITIES if self._packed else (0.0,), bits)
         self._made: list[_Made] = []
 
-    def scan(self, folder: Path | None) -> None:
-        """Measures all levels, or takes them from a folder."""
+    def scan(self, folder: Path | None, techniques: Sequence[str]) -> None:
+        """Measures all levels, or takes them from a folder; `techniques` may be chosen."""
         hashes = {
             "model": model_digest(self._model),
             "architecture": architecture_digest(self._model),
@@ -182,7 +188,7 @@ class _Search:
             keep,
             lambda done, total, name: self._progress(done, total, f"measured {name}"),
         )
-        self._costs = Costs(self._subject, self._table, packed=self._packed)
+        self._costs = Costs(self._subject, self._table, packed=self._packed, techniques=techniques)
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
@@ -318,6 +324,17 @@ class _Search:
         rows = {(row.group, row.kept): row for row in self._table.removals}
         found = [rows[pair] for pair in mixture.kept.items()]
         return [SearchedGroup(row.group, row.channels, row.kept, row.error) for row in found]
+
+
+def _techniques(given: Any) -> tuple[str, ...]:
+    listed = TECHNIQUES if given == "all" else (given,) if isinstance(given, str) else tuple(given)
+    wrong = [one for one in listed if one not in TECHNIQUES]
+    if wrong or not listed:
+        raise ValueError(
+            f'`techniques` is "all", or some of {", ".join(TECHNIQUES)}. Received: {given!r}.'
+            f"{did_you_mean(str(wrong[0]), TECHNIQUES) if wrong else ''}"
+        )
+    return listed
 
 
 def _count(inputs: Any) -> int:

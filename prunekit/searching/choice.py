@@ -17,8 +17,8 @@ import numpy as np
 
 # Relative gap at which a choice counts as the best, and the seconds after which the best found so far is taken.
 _GAP, _SECONDS = 1e-4, 60.0
-# HiGHS takes a bound as met that is exceeded by this share of it: bounds are made smaller by as much.
-_FEASIBLE = 1e-6
+# HiGHS takes a bound as met that is exceeded by this share of it: such a choice is made again with smaller bounds.
+_FEASIBLE, _ROUNDING = 1e-6, 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,13 +94,15 @@ def choose(
         Unreachable: No choice meets the bounds.
         TimeoutError: None was found in time.
     """
-    found = _Program(sizes, terms).solve(minimised, bounds, seconds)
-    if found is not None:
-        return found
+    program = _Program(sizes, terms)
+    for less in (0.0, _FEASIBLE):
+        found = program.solve(minimised, bounds, seconds, less)
+        if found is not None and all(found.totals[name] <= most * (1 + _ROUNDING) for name, most in bounds.items()):
+            return found
     least: dict[str, float | None] = {}
     for name in bounds:
         others = {other: bound for other, bound in bounds.items() if other != name}
-        best = _Program(sizes, terms).solve(name, others, seconds)
+        best = program.solve(name, others, seconds)
         least[name] = None if best is None else best.totals[name]
     raise Unreachable(least)
 
@@ -155,8 +157,8 @@ class _Program:
                 np.add.at(found, places, np.asarray(term.costs[name], "float64"))
         return found
 
-    def solve(self, minimised: str, bounds: Mapping[str, float], seconds: float) -> Choice | None:
-        """Returns the best choice; None if none meets the bounds."""
+    def solve(self, minimised: str, bounds: Mapping[str, float], seconds: float, less: float = 0.0) -> Choice | None:
+        """Returns the best choice within bounds, each smaller by a share; None if there is none."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array, vstack
 
@@ -168,7 +170,7 @@ class _Program:
             # Bounds of all magnitudes, such as bytes and errors, are met to the same relative tolerance.
             scales = [max(abs(bound), 1e-30) for bound in bounds.values()]
             scaled = vstack([csr_array((row / scale)[None]) for row, scale in zip(rows, scales, strict=True)])
-            most = [bound / scale - _FEASIBLE for bound, scale in zip(bounds.values(), scales, strict=True)]
+            most = [bound / scale - less for bound, scale in zip(bounds.values(), scales, strict=True)]
             constraints.append(LinearConstraint(scaled, -np.inf, most))
         goal = self._coefficients(minimised)
         largest = float(np.abs(goal).max()) or 1.0

@@ -17,6 +17,8 @@ from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import Table, WeightRow
 from prunekit.techniques.quantize.placement.stored_bytes import stored_weight
 
+# Removal of channels, fewer than 8 bits, zeros.
+TECHNIQUES = ("shrink", "quantize", "prune")
 # Bytes of an output channel besides its entries: a scale and a bias of 32 bits.
 _CHANNEL = 8
 
@@ -47,10 +49,12 @@ class Costs:
         subject: The model.
         table: The measured rows.
         packed: True counts the bytes of packed files: entropies of codes; False those of LiteRT files.
+        techniques: What may be chosen, names of `TECHNIQUES`.
     """
 
-    def __init__(self, subject: SearchedModel, table: Table, *, packed: bool):
+    def __init__(self, subject: SearchedModel, table: Table, *, packed: bool, techniques: Sequence[str] = TECHNIQUES):
         self._subject = subject
+        table = _restricted(table, techniques)
         self._rows = {name: self._undominated(name, table.of_weight(name), packed) for name in subject.products}
         self._groups = {name: table.of_group(name) for name in subject.orders}
         self._number = {name: i for i, name in enumerate([*self._rows, *self._groups])}
@@ -150,6 +154,17 @@ class Costs:
         levels = {name: rows[at[name]].level for name, (rows, _) in self._rows.items()}
         kept = {name: rows[at[name]].kept for name, rows in self._groups.items()}
         return Mixture(levels, kept, choice.totals["error"], choice.totals["bytes"], choice.gap)
+
+
+def _restricted(table: Table, techniques: Sequence[str]) -> Table:
+    """Returns the rows of some techniques."""
+    weights = [
+        row
+        for row in table.weights
+        if ("prune" in techniques or not row.sparsity) and ("quantize" in techniques or row.bits == 8)
+    ]
+    removals = [row for row in table.removals if "shrink" in techniques or row.kept == row.channels]
+    return Table(table.settings, tuple(weights), tuple(removals))
 
 
 def describe(mixture: Mixture) -> dict[str, Any]:

@@ -1,0 +1,173 @@
+"""pk.search: the bound holds on examples that no choice has seen, and what is delivered is what was measured."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter
+from keras import layers as L
+
+import prunekit as pk
+from prunekit.operations.search import FILE, MODEL, REPORT, TABLE
+from prunekit.reports import SearchReport
+
+
+@pytest.fixture(scope="module")
+def digits():
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(images))
+    images, labels = (images[order] / 16).reshape(-1, 8, 8, 1).astype("float32"), labels[order].astype("int32")
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            L.Conv2D(16, 3, activation="relu", name="conv"),
+            L.MaxPooling2D(),
+            L.Flatten(),
+            L.Dense(48, activation="relu", name="hidden"),
+            L.Dense(10, name="logits"),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    model.fit(images[:900], labels[:900], epochs=12, batch_size=32, verbose=0)
+    return model, (images[900:], labels[900:])
+
+
+@pytest.fixture(scope="module")
+def found(digits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("search") / "found"
+    before = [weight.numpy() for weight in digits[0].weights]
+    result = pk.search(*digits, drop=0.02, output=folder)
+    for was, weight in zip(before, digits[0].weights, strict=True):
+        np.testing.assert_array_equal(was, weight.numpy())
+    return result, folder
+
+
+def test_the_bound_holds_on_examples_that_no_choice_has_seen(found):
+    result, _ = found
+    report = result.report
+    assert isinstance(report, SearchReport) and report.metric.name == "accuracy"
+    assert report.drop <= 0.02 and report.drop == pytest.approx(report.before - report.after)
+    assert sum(report.examples) == 897
+    assert report.bytes == len(result.file) < report.bytes_before / 3
+    delivered = [point for point in report.points if point.delivered]
+    assert len(delivered) == 1 and delivered[0].drop <= 0.02 and delivered[0].bytes == report.bytes
+    assert all(point.bytes >= report.bytes for point in report.points if point.drop <= 0.02)
+    assert 0 < report.gap <= 1e-3 or report.gap == 0
+    assert report.rank_correlation is None or report.rank_correlation > 0.5
+
+
+def test_the_report_tells_what_the_model_and_the_file_have(found):
+    result, folder = found
+    stored = keras.models.load_model(folder / MODEL)
+    assert (folder / FILE).read_bytes() == result.file
+    for row in result.report.groups:
+        assert row.kept <= row.channels
+        assert stored.get_layer(row.name).units if row.name == "hidden" else True
+    kept = {row.name: row.kept for row in result.report.groups}
+    assert stored.get_layer("conv").filters == kept["conv"] and stored.get_layer("hidden").units == kept["hidden"]
+    for row in result.report.weights:
+        kernel = stored.get_layer(row.name.split("/")[0]).kernel.numpy()
+        most = max(len(np.unique(np.abs(kernel[..., i]))) for i in range(kernel.shape[-1]))
+        assert most <= 2 ** (row.bits - 1)
+    again = SearchReport(**{**vars(result.report)})
+    assert json.loads((folder / REPORT).read_text())["bytes"] == again.bytes
+    shown = result.report.sections()
+    assert [section.title for section in shown] == ["The file", "Files that were made", "Weights", "Channels"]
+    assert f"on {result.report.examples[3]} examples that no choice has seen" in shown[0].explanation
+    assert shown[0].rows[0][0] == result.report.bytes and len(shown[1].rows) == len(result.report.points)
+
+
+def test_another_question_begins_with_the_table(found, digits):
+    _, folder = found
+    table = (folder / TABLE).read_bytes()
+    told = []
+    result = pk.search(*digits, bytes="6kB", output=folder, progress=lambda *one: told.append(one))
+    assert (folder / TABLE).read_bytes() == table and not any("measured" in text for *_, text in told)
+    assert len(result.file) <= 6000 and result.report.asked_bytes == 6000
+    assert result.report.bytes >= 0.9 * 6000 or result.report.drop <= 0.01
+
+
+def test_a_table_of_another_model_is_measured_again(found, digits, tmp_path):
+    _, folder = found
+    (tmp_path / TABLE).write_bytes((folder / TABLE).read_bytes())
+    other = keras.models.clone_model(digits[0])
+    other.compile(loss=digits[0].loss, metrics=["accuracy"])
+    other.set_weights([0.9 * weight.numpy() for weight in digits[0].weights])
+    told = []
+    pk.search(other, digits[1], bytes="20kB", output=tmp_path, progress=lambda *one: told.append(one))
+    assert sum("measured" in text for *_, text in told) == 5
+
+
+def test_the_file_is_the_one_that_was_judged(found, digits):
+    result, folder = found
+    model, (images, labels) = digits
+    interpreter = Interpreter(model_path=str(folder / FILE))
+    (given,), (computed,) = interpreter.get_input_details(), interpreter.get_output_details()
+    interpreter.resize_tensor_input(given["index"], images.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(given["index"], images)
+    interpreter.invoke()
+    computed = interpreter.get_tensor(computed["index"])
+    accuracy = float((computed.argmax(-1) == labels).mean())
+    dense = float((model.predict(images, verbose=0).argmax(-1) == labels).mean())
+    assert dense - accuracy <= 0.03
+
+
+def test_packed_files_get_zeros_and_agreement_stands_in_for_labels(digits):
+    model, (images, _) = digits
+    result = pk.search(model, images, drop=0.05, target="packed")
+    report = result.report
+    assert report.metric.name == "agreement" and report.before == 1.0 and report.drop <= 0.05
+    assert report.bytes == len(result.packed) < len(result.file)
+    assert max(row.sparsity for row in report.weights) >= 0.5
+
+
+def test_a_regression_is_judged_by_its_metric():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(800, 6)).astype("float32")
+    y = (np.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3]).astype("float32")
+    keras.utils.set_random_seed(2)
+    model = keras.Sequential([keras.Input((6,)), L.Dense(32, activation="relu"), L.Dense(24, "relu"), L.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    model.fit(x, y, epochs=10, verbose=0)
+    report = pk.search(model, (x, y), drop=0.05).report
+    assert report.metric.name == "mae" and report.drop <= 0.05 and report.after <= report.before + 0.05
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "needs a question"),
+        ({"drop": -0.1}, "drop must be a finite number, 0 or more"),
+        ({"drop": 0.1, "target": "pack"}, "`target` is one of litert, packed"),
+        ({"bytes": "many"}, "bytes"),
+        ({"bytes": 500}, "No file is so small without training"),
+    ],
+)
+def test_a_mistake_is_one_sentence(digits, found, options, words):
+    with pytest.raises(ValueError, match=words):
+        pk.search(*digits, output=found[1] if "bytes" in options else None, **options)
+
+
+def test_what_cannot_be_searched_is_refused_first(digits):
+    model, (images, labels) = digits
+    with pytest.raises(ValueError, match="128 at least.*Received: 40"):
+        pk.search(model, (images[:40], labels[:40]), drop=0.01)
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.head = L.Dense(10)
+
+        def call(self, inputs):
+            return self.head(keras.ops.reshape(inputs, (-1, 64)))
+
+    own = Own()
+    own(images[:1])
+    with pytest.raises(ValueError, match="follows the calls of a Sequential or functional model"):
+        pk.search(own, (images, labels), drop=0.01)

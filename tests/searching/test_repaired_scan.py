@@ -1,0 +1,233 @@
+"""The scan: the layers that read a change are fitted, and the model is as it was; costs are those of real files."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as L
+from networks import outputs
+
+from prunekit.core.layerwise.layerwise import LayerwiseRepair
+from prunekit.core.outputs.output_error import output_error
+from prunekit.core.runtime.variable_values import replaced
+from prunekit.core.statistics.layer_products import product_of
+from prunekit.searching.building import batched
+from prunekit.searching.candidates import Level, LevelSolver, candidates, entropy, removal_changes
+from prunekit.searching.costs import Costs
+from prunekit.searching.repaired_scan import RepairedScan, ridge
+from prunekit.searching.searched_model import SearchedModel
+from prunekit.searching.table import SHARES, Table, levels_of, scan
+from prunekit.techniques.shrink.channels.options import KeptChannels, ShrinkOptions
+from prunekit.techniques.shrink.channels.shrinking import remove_channels
+
+pytestmark = pytest.mark.every_backend
+
+RNG = np.random.default_rng(5)
+FITTED, MEASURED = (RNG.normal(size=(96, 8, 8, 2)).astype("float32") for _ in range(2))
+
+
+def network():
+    keras.utils.set_random_seed(4)
+    inputs = keras.Input((8, 8, 2))
+    x = L.Conv2D(12, 3, use_bias=False, name="stem")(inputs)
+    x = L.ReLU()(L.BatchNormalization(name="norm")(x))
+    y = L.Conv2D(12, 3, padding="same", activation="relu", name="branch")(x)
+    x = L.Flatten()(L.AveragePooling2D(2)(L.Add()([x, y])))
+    x = L.Dense(16, activation="relu", name="hidden")(x)
+    return keras.Model(inputs, L.Dense(5, name="head")(x))
+
+
+def whole(model):
+    subject = SearchedModel(model, FITTED, "float")
+    work = RepairedScan(model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9)
+    return subject, work
+
+
+def test_a_ridge_is_the_least_squares_fit_that_stays_near():
+    rng = np.random.default_rng(0)
+    for rows in (6, 40):
+        x, y, near = rng.normal(size=(2, rows, 8)), rng.normal(size=(2, rows, 3)), rng.normal(size=(2, 8, 3))
+        found, shift = ridge(x, y, near, centred=False)
+        for group in range(2):
+            added = 0.01 * np.square(x[group]).sum() / 8
+            system = np.vstack([x[group], np.sqrt(added) * np.eye(8)])
+            wanted = np.vstack([y[group], np.sqrt(added) * near[group]])
+            np.testing.assert_allclose(found[group], np.linalg.lstsq(system, wanted, rcond=None)[0], rtol=1e-6)
+        assert not shift.any()
+        found, shift = ridge(x, y + 7, near, centred=True)
+        left = y + 7 - x @ found - shift[:, None]
+        np.testing.assert_allclose(left.mean(axis=1), 0, atol=1e-9)
+
+
+def test_unchanged_values_have_no_error_and_everything_comes_back():
+    model = network()
+    before = [np.array(keras.ops.convert_to_numpy(weight)) for weight in model.weights]
+    subject, work = whole(model)
+    kernel = model.get_layer("stem").kernel
+    assert work.error([(kernel, before[0])]) < 1e-10
+    assert work.error([(kernel, 0.5 * before[0])]) > 0
+    for was, weight in zip(before, model.weights, strict=True):
+        np.testing.assert_array_equal(was, keras.ops.convert_to_numpy(weight))
+
+
+def test_the_layers_behind_make_up_for_a_change():
+    model = network()
+    subject, work = whole(model)
+    kernel = model.get_layer("stem").kernel
+    value = np.array(keras.ops.convert_to_numpy(kernel))
+    # The batch normalization behind follows a scale of its inputs, and undoes it.
+    assert work.error([(kernel, 3 * value)]) < 1e-3
+    halved = value.copy()
+    halved[..., ::3] = 0
+    repaired = work.error([(kernel, halved)])
+    was = outputs(model, MEASURED)
+    kernel.assign(halved)
+    plain = output_error(was, outputs(model, MEASURED)) ** 2
+    kernel.assign(value)
+    assert 0 < repaired < 0.8 * plain
+
+
+def test_calls_are_passed_in_order_and_the_last_layer_is_not_repaired():
+    model = network()
+    subject, work = whole(model)
+    head = model.get_layer("head").kernel
+    value = np.array(keras.ops.convert_to_numpy(head))
+    early = work.error([(head, 0 * value)])
+    while work.steps[work.at].layer is not model.get_layer("head"):
+        work.advance()
+    late = work.error([(head, 0 * value)])
+    bias = keras.ops.convert_to_numpy(model.get_layer("head").bias)
+    was = outputs(model, MEASURED)
+    expected = output_error(was, [np.broadcast_to(bias, was[0].shape)]) ** 2
+    assert early == pytest.approx(expected, rel=1e-4) and late == pytest.approx(expected, rel=1e-4)
+
+
+def test_candidates_have_their_zeros_and_values():
+    model = network()
+    subject, work = whole(model)
+    product = subject.products["stem/kernel"]
+    target = product.target
+    levels = [Level(0.5, 4), Level(0.9, 2), Level(0.0, 8), Level(0.75, None)]
+
+    def grid_of(kernel, bits):
+        return subject.grid_of(target, kernel, bits)
+
+    for one in candidates(product, work.moments(product), levels, grid_of):
+        kernel = one.values[0][1]
+        assert (kernel == 0).mean() >= one.level.sparsity - 0.01
+        if one.level.bits is not None:
+            most = max(len(np.unique(np.abs(kernel[..., i]))) for i in range(12))
+            assert most <= 2 ** (one.level.bits - 1)
+            assert one.entropy <= one.level.bits
+    assert entropy(np.array([0, 0, 1, 1, 2, 2, 3, 3])) == pytest.approx(2.0) and entropy(np.zeros(9)) == 0
+
+
+def test_a_removal_computes_nothing_in_the_channels_and_keeps_other_zeros():
+    model = network()
+    subject, work = whole(model)
+    (group,) = [name for name in subject.orders if name.startswith(("stem", "norm", "branch"))][:1]
+    removed = subject.removed({group: 6})
+    values, masks = removal_changes(subject.channels, removed)
+    changed = {id(variable): value for variable, value in values}
+    branch = model.get_layer("branch")
+    # The sum ties the channels of both convolutions: the second loses outputs, and is fitted on inputs that are left.
+    lost = ~masks[id(branch.kernel)].any(axis=(0, 1, 2))
+    assert (
+        lost.sum() == 6 and not changed[id(branch.kernel)][..., lost].any() and not changed[id(branch.bias)][lost].any()
+    )
+    assert not changed[id(model.get_layer("stem").kernel)][..., lost].any()
+    assert id(model.get_layer("hidden").kernel) not in changed
+
+
+@pytest.mark.parametrize(("group", "kept"), [("stem", 11), ("stem", 4), ("hidden", 15), ("hidden", 5)])
+def test_the_error_of_a_removal_is_that_of_the_smaller_model(group, kept):
+    model = network()
+    subject, work = whole(model)
+    predicted = work.error(*removal_changes(subject.channels, subject.removed({group: kept})))
+    options = ShrinkOptions(criterion="l2", repair="weights")
+    smaller = remove_channels(model, KeptChannels({group: kept}), options, FITTED).model
+    assert predicted == pytest.approx(output_error(outputs(model, MEASURED), outputs(smaller, MEASURED)) ** 2, rel=0.15)
+
+
+@pytest.mark.parametrize("level", [Level(0.8), Level(0.0, 3), Level(0.6, 4)])
+def test_the_errors_of_weights_add_up_to_that_of_the_mixture(level):
+    model = network()
+    subject, _ = whole(model)
+    work = RepairedScan(model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9)
+    total = 0.0
+    while work.at < len(work.steps):
+        for product in subject.products.values():
+            if product.target.layer is work.steps[work.at].layer:
+                grid = functools.partial(subject.grid_of, product.target)
+                (one,) = candidates(product, work.moments(product), [level], grid)
+                total += work.error(one.values)
+        work.advance()
+    targets = subject.targets
+    repair = LayerwiseRepair(model, targets, LevelSolver(targets, [level] * len(targets), subject.grid_of))
+    repair.run(batched(FITTED, 32))
+    was = outputs(model, MEASURED)
+    with replaced(repair.values):
+        assert 0.4 < total / output_error(was, outputs(model, MEASURED)) ** 2 < 2.5
+
+
+def test_the_table_is_kept_after_each_row_and_taken_up_again():
+    model = network()
+    levels = levels_of((0.0, 0.9), (8, 3))
+    kept, told = [], []
+
+    def scanned(known):
+        subject = SearchedModel(model, FITTED, "float")
+        work = lambda: RepairedScan(  # noqa: E731
+            model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9
+        )
+        return scan(subject, work, levels, known, kept.append, lambda *one: told.append(one)), subject
+
+    table, subject = scanned(Table({"question": 1}))
+    assert len(table.weights) == 4 * 4 and {row.weight for row in table.weights} == set(subject.products)
+    for name in subject.orders:
+        rows = table.of_group(name)
+        assert rows[0].kept == rows[0].channels and rows[0].error == 0 and len(rows) <= len(SHARES) + 1
+        assert rows[-1].error > 0
+    for name in subject.products:
+        at = {(row.sparsity, row.bits): row.error for row in table.of_weight(name)}
+        assert at[0.0, 8] < at[0.0, 3] and at[0.0, 8] < at[0.9, 8]
+    assert len(kept) == len(subject.products) + len(subject.orders) == told[-1][0] == told[-1][1]
+    half = kept[len(kept) // 2]
+    kept.clear()
+    again, _ = scanned(half)
+    assert len(kept) < len(told)
+    for one, other in zip(sorted(table.weights, key=str), sorted(again.weights, key=str), strict=True):
+        assert one.error == pytest.approx(other.error, rel=1e-4, abs=1e-9)
+
+
+def test_counted_bytes_are_those_of_the_smaller_weights():
+    model = network()
+    subject = SearchedModel(model, FITTED, "float")
+    levels = levels_of((0.0,), (8, 4))
+    work = RepairedScan(model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9)
+    table = scan(subject, lambda: work, levels, Table(), lambda _: None)
+    costs = Costs(subject, table, packed=False)
+    low, high = costs.errors
+    for bound in np.geomspace(max(low, 1e-9) * 1.01, high, 4):
+        mixture = costs.least_bytes(float(bound))
+        assert mixture.error <= bound
+        removed = subject.removed({name: kept for name, kept in mixture.kept.items()})
+        sizes = subject.channels.sizes(subject.channels.kept_numbers(removed))
+        expected = 0.0
+        for name, level in mixture.levels.items():
+            target = subject.products[name].target
+            size = sizes.get(id(target.variable), target.size)
+            outs = {name.partition("/")[0]: None}
+            layer = model.get_layer(next(iter(outs)))
+            kept = [
+                mixture.kept[group.name]
+                for group in subject.channels.groups
+                for member in group.members
+                if member.weight == name and member.axis == len(target.shape) - 1
+            ]
+            units = kept[0] if kept else layer.kernel.shape[-1]
+            stored = target.size * 4 if target.size < 64 else size * level.bits / 8
+            expected += stored + 8 * units
+        assert mixture.bytes == pytest.approx(expected, rel=0.02)
+    assert product_of(subject.targets[0]).target.name in subject.products
