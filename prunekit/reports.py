@@ -9,7 +9,6 @@ from prunekit.delivery.reports.sensitivity import SensitivityReport
 from prunekit.delivery.reports.sweeps import SweepReport
 from prunekit.operations.export import ExportReport
 from prunekit.operations.quantize import QuantizationResult
-from prunekit.operations.search import SearchResult
 from prunekit.recipe.run.runner import RunResult
 from prunekit.searching.search_report import SearchReport
 from prunekit.techniques.cluster.cluster_report import ClusterReport
@@ -41,7 +40,6 @@ __all__ = [
     "RoundsReport",
     "RunResult",
     "SearchReport",
-    "SearchResult",
     "SensitivityReport",
     "ShrinkReport",
     "SimplifyReport",

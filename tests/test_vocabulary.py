@@ -28,7 +28,7 @@ OTHER_NAMES = {
 OPERATIONS = (
     "choose_bits", "cluster", "export", "factorize", "prune", "prune_in_rounds", "quantize",
     "reduce_dimension", "remove_blocks",
-    "sensitivity", "shrink", "simplify",
+    "search", "sensitivity", "shrink", "simplify",
 )  # fmt: skip
 CALLS = (
     *OPERATIONS,
@@ -73,6 +73,7 @@ COMMANDS = {
     "prune": FILES,
     "quantize": FILES | {"keras", "budget", "integer_io", "uint8_io", "sparse"},
     "remove-blocks": FILES,
+    "search": FILES,
     "sensitivity": FILES,
     "shrink": FILES,
     "simplify": FILES,
@@ -165,8 +166,10 @@ def test_the_former_name_of_a_class_warns_and_that_of_an_option_is_answered():
 
 def test_the_number_of_examples_has_one_default():
     defaults = {fields(kind)["examples"].default for kind in STEPS if "examples" in fields(kind)}
-    defaults |= {found["examples"].default for found in map(options, COMMANDS) if "examples" in found}
-    # None: 1,024 where data are read.
+    defaults |= {
+        found["examples"].default for found in map(options, COMMANDS.keys() - {"search"}) if "examples" in found
+    }
+    # None: 1,024 where data are read. A search judges by examples as well.
     assert defaults - {None} == {1024}
 
 

@@ -33,6 +33,13 @@ from prunekit.terminal import load_keras_quietly
     help="What is counted: the LiteRT file, or its packed form, in which zeros count.",
 )
 @click.option(
+    "--techniques",
+    type=Parsed(lambda text: text if text == "all" else tuple(text.split(","))),
+    metavar="NAMES",
+    default="all",
+    help="What may be chosen: all, or some of shrink,quantize,prune.",
+)
+@click.option(
     "--examples", type=AtLeast(1), default=5000, help="How many examples of --data are read, drawn at random."
 )
 @memory_option

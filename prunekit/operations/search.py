@@ -18,10 +18,10 @@ from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.partial_files import checked_folder, replace_file, replace_model
 from prunekit.delivery.litert.model_measures import check_measure
-from prunekit.searching.building import Built, batched, build
+from prunekit.searching.building import Built, build
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture, describe
-from prunekit.searching.judge import Judge, SearchData
+from prunekit.searching.judge import Judge, SearchData, batched
 from prunekit.searching.repaired_scan import RepairedScan
 from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport
 from prunekit.searching.searched_model import SearchedModel
@@ -260,11 +260,14 @@ class _Search:
             before = len(self._made)
             try:
                 made = self._file_of(self._costs.least_error(bound))
-            except Unreachable as error:
-                least = (error.least.get("bytes") or 0.0) + offset
+            except Unreachable:
+                # The rest of a file is known once one was made.
+                least = self._file_of(self._costs.least_bytes(self._costs.errors[1])).built.bytes
+                if least <= most:
+                    bound = most - offset
+                    continue
                 raise ValueError(
-                    f"No file is so small without training. Received: bytes={most:,}; the smallest has about "
-                    f"{least:,.0f}."
+                    f"No file is so small without training. Received: bytes={most:,}; the smallest has {least:,}."
                 ) from None
             offset = made.built.bytes - made.mixture.bytes
             fits = made.built.bytes <= most

@@ -6,8 +6,8 @@
 - `searched_model`: what may be changed of a model
 - `table`: errors of all levels, one at a time
 - `costs`: errors and bytes of mixtures
-- `building`: the file of a mixture
 - `judge`: the examples and the metric
+- `building`: the file of a mixture
 - `search_report`: the report
 
 Design

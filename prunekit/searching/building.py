@@ -18,6 +18,7 @@ from prunekit.delivery.packing.encoder import encode
 from prunekit.delivery.packing.litert_tensors import litert_pieces
 from prunekit.searching.candidates import Level, LevelSolver
 from prunekit.searching.costs import Mixture
+from prunekit.searching.judge import batched
 from prunekit.searching.searched_model import CRITERION, SearchedModel
 from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import QuantizationOptions
@@ -104,12 +105,3 @@ def _prune(subject: SearchedModel, model: Any, mixture: Mixture, inputs: Any, me
     work.run(batched(inputs, _BATCH))
     with assigned(work.values):
         pass
-
-
-def batched(inputs: Any, size: int) -> list[Any]:
-    """Returns inputs in batches."""
-    count = len(keras.tree.flatten(inputs)[0])
-    return [
-        keras.tree.map_structure(lambda leaf, start=start: leaf[start : start + size], inputs)
-        for start in range(0, count, size)
-    ]

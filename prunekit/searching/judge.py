@@ -12,7 +12,9 @@ from prunekit.core.data.calibration import weighted_batches_of
 from prunekit.core.outputs.baseline import class_agreement, loss_names
 from prunekit.core.outputs.output_error import output_error
 from prunekit.core.outputs.output_metrics import OutputMetrics
+from prunekit.core.runtime.model_function import ModelFunction
 from prunekit.delivery.reports.metrics import Metric, inferred
+from prunekit.sparsity.array_ops import array_of
 
 # Most examples to which layers are fitted, on which errors are compared, by which files are chosen, and on which the
 # chosen one is judged; and the least number of all.
@@ -81,7 +83,13 @@ def _gathered(data: Any) -> tuple[Any, Any]:
     return joined(0), joined(1) if labelled else None
 
 
-def _rows(structure: Any, at: np.ndarray) -> Any:
+def batched(inputs: Any, size: int) -> list[Any]:
+    """Returns inputs in batches."""
+    count = len(keras.tree.flatten(inputs)[0])
+    return [_rows(inputs, slice(start, start + size)) for start in range(0, count, size)]
+
+
+def _rows(structure: Any, at: np.ndarray | slice) -> Any:
     return keras.tree.map_structure(lambda leaf: leaf[at], structure)
 
 
@@ -103,9 +111,11 @@ class Judge:
 
     def __init__(self, model: Any, data: SearchData):
         self._model, self._data = model, data
-        found = model.predict(data.held_out, batch_size=128, verbose=0)
-        self._structure = keras.tree.map_structure(lambda leaf: None, found)
-        self.outputs = [np.asarray(leaf) for leaf in keras.tree.flatten(found)]
+        run = ModelFunction(model, lambda inputs: model(inputs, training=False))
+        found = [run(keras.tree.map_structure(keras.ops.convert_to_tensor, one)) for one in batched(data.held_out, 128)]
+        self._structure = keras.tree.map_structure(lambda leaf: None, found[0])
+        parts = zip(*map(keras.tree.flatten, found), strict=True)
+        self.outputs = [np.concatenate([array_of(leaf).astype("float32") for leaf in leaves]) for leaves in parts]
         self._loss = loss_names(model, len(self.outputs))[0]
         self.metric = self._metric()
         self.before = self.values(self.outputs)

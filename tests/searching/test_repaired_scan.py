@@ -12,9 +12,9 @@ from prunekit.core.layerwise.layerwise import LayerwiseRepair
 from prunekit.core.outputs.output_error import output_error
 from prunekit.core.runtime.variable_values import replaced
 from prunekit.core.statistics.layer_products import product_of
-from prunekit.searching.building import batched
 from prunekit.searching.candidates import Level, LevelSolver, candidates, entropy, removal_changes
 from prunekit.searching.costs import Costs
+from prunekit.searching.judge import batched
 from prunekit.searching.repaired_scan import RepairedScan, ridge
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import SHARES, Table, levels_of, scan

@@ -24,7 +24,7 @@ TITLES = {
 CALIBRATIONS: list[tuple[str, dict[str, Any], int]] = [
     ("resnet50", {}, 5),
     ("resnet20", {}, 5),
-    ("resnet20", {"weights": 4, "method": "gptq"}, 3),
+    ("resnet20", {"bits": 4, "method": "gptq"}, 3),
 ]
 # Most time of the calibration of the first of them, in multiples of the fastest `model.predict` on the same images.
 WANTED_CALIBRATION = 2.0
@@ -210,7 +210,7 @@ def _ratios(row: dict[str, dict[str, Any]], clock: str) -> list[float]:
 def _calibration_rows(measured: list[dict[str, dict[str, Any]]]) -> list[list[str]]:
     rows = []
     for (name, options, _), one in zip(CALIBRATIONS, measured, strict=True):
-        bits = f"{options.get('weights', 8)}-bit weights" + (", GPTQ" if options.get("method") == "gptq" else "")
+        bits = f"{options.get('bits', 8)}-bit weights" + (", GPTQ" if options.get("method") == "gptq" else "")
         seconds = [spread(one[way]["wall"], digits=2) for way in ("predict", "quantize")]
         times = [spread(_ratios(one, clock), digits=2) for clock in ("wall", "cpu")]
         memory = ", ".join(f"{one[way]['peak'] / 1e9:.2f}" for way in ("predict", "quantize"))

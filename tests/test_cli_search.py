@@ -1,0 +1,54 @@
+"""The command search."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from command_lines import assert_mistake
+from networks import dense_network
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = dense_network(64, seed=1, hidden=24, out=10)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 64)).astype("float32")
+    y = x[:, :10].argmax(1)
+    np.savez("data.npz", x=x, y=y)
+    model.fit(x, y, epochs=8, verbose=0)
+    model.save("net.keras")
+    return "net.keras"
+
+
+def test_the_folder_has_the_file_and_another_question_reads_its_table(run, stored, tmp_path):
+    code, out, err = run("search", stored, "--data", "data.npz", "--drop", "0.1", "-o", "best")
+    assert code == 0 and "Files that were made" in out and out.splitlines()[-1].endswith("Written to best")
+    assert "measured hidden/kernel" in err and "a file of" in err
+    names = {path.name for path in (tmp_path / "best").iterdir()}
+    assert names == {"model.keras", "model.tflite", "scan.json", "search.json"}
+    code, out, err = run("search", stored, "--data", "data.npz", "--bytes", "20kB", "-o", "best", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["bytes"] <= 20_000 and "measured" not in err
+    assert found["asked_bytes"] == 20_000 and found["target"] == "litert"
+
+
+def test_too_few_bytes_are_answered_with_what_is_possible(run, stored):
+    code, out, err = run("search", stored, "--data", "data.npz", "--bytes", "0.3kB")
+    assert (code, out) == (2, "") and "error: No file is so small without training. Received: bytes=300;" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["Missing option '--drop' or '--bytes'"]),
+        (["--drop", "-1"], ["--drop"]),
+        (["--bytes", "small"], ["--bytes"]),
+        (["--drop", "0.1", "--techniques", "shrink,quantise"], ["`techniques`", "quantize"]),
+    ],
+)
+def test_a_mistake_is_one_line(run, stored, arguments, words):
+    assert_mistake(run("search", stored, "--data", "data.npz", *arguments), *words)
