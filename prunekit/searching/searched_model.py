@@ -69,6 +69,9 @@ class SearchedModel:
         self.skipped = (*known, *(Skipped(name, f"8 bits, since {reason}") for name, reason in lacking.items()))
         self.channels = find_channels(model)
         self.orders = self._orders(inputs)
+        if not self.products and not self.orders:
+            reasons = "; ".join(f"{one.name}: {one.reason}" for one in self.skipped[:3]) or "no kernels"
+            raise ValueError(f"The model {model.name!r} has no weight or channel to choose for. Received: {reasons}.")
 
     def _orders(self, inputs: Any) -> dict[str, Order]:
         criterion = get_criterion(CRITERION)

@@ -31,10 +31,10 @@ RUNS = [f"{name}; {target}; {way}" for name in NETWORKS for target, ways in WAYS
 PAGE = Path("docs/measured/search.md")
 HEAD = f"""# Measured: search
 
-`pk.search(model, (images, labels), drop={DROP:g}, target=..., techniques=...)`: the smallest file that loses at most half
-a point, without training, of networks trained elsewhere or by `scripts/study`. {EXAMPLES:,} training images are read,
-drawn with seed 0; all files have 8-bit activations, and weights of 8 bits where bits are not chosen. Each technique
-alone is searched by the same exact choice, so that it stands at its best setting.
+`pk.search(model, (images, labels), drop={DROP:g}, target=..., techniques=...)`: the smallest file that loses at most
+half a point, without training, of networks trained elsewhere or by `scripts/study`. {EXAMPLES:,} training images are
+read, drawn with seed 0; all files have 8-bit activations, and weights of 8 bits where bits are not chosen. Each
+technique alone is searched by the same exact choice, so that it stands at its best setting.
 
 "Drop": on the images that no choice has seen; "test": accuracy on the 10,000 test images, used for this alone. "Files":
 made and run by the search; "ranks": rank correlation of their predicted and measured errors. Seconds on two shared
