@@ -11,6 +11,7 @@ from keras import layers as L
 import prunekit as pk
 from prunekit.operations.search import FILE, MODEL, REPORT, TABLE
 from prunekit.reports import SearchReport
+from prunekit.searching.judge import Judge
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +172,22 @@ def test_what_cannot_be_searched_is_refused_first(digits):
     own(images[:1])
     with pytest.raises(ValueError, match="follows the calls of a Sequential or functional model"):
         pk.search(own, (images, labels), drop=0.01)
+
+
+def test_a_file_that_only_the_choice_likes_is_not_delivered(digits, found, tmp_path, monkeypatch):
+    (tmp_path / TABLE).write_bytes((found[1] / TABLE).read_bytes())
+    sizes = []
+
+    def drops(self, outputs):
+        sizes.append(len(sizes))
+        return 0.0, 1.0
+
+    monkeypatch.setattr(Judge, "drops", drops)
+    with pytest.raises(ValueError, match="No file holds the drop without training. Received: drop=0.02; the nearest"):
+        pk.search(*digits, drop=0.02, output=tmp_path)
+    assert sizes and not (tmp_path / FILE).exists() and (tmp_path / TABLE).exists()
+    # The first file that is made loses nothing, also on the last examples; the smaller ones do there.
+    monkeypatch.setattr(Judge, "drops", lambda self, outputs: (0.0, float(bool(sizes.append(0) or len(sizes) > 1))))
+    sizes.clear()
+    report = pk.search(*digits, drop=0.001, output=tmp_path).report
+    assert len(report.points) > 1 and report.bytes == max(point.bytes for point in report.points)
