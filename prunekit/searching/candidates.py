@@ -1,4 +1,4 @@
-"""Values that each weight would have with zeros, with few bits, and without some of its inputs, from one walk.
+"""Values that weights would have with zeros and few bits, and what a removal of channels changes.
 
 Each is fitted to the outputs of its layer on the inputs of the model as it is, as `pk.prune`, `pk.quantize` and
 `pk.shrink` fit them. The model is not changed.
