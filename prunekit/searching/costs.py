@@ -15,7 +15,7 @@ from prunekit.searching.candidates import Level
 from prunekit.searching.choice import Choice, Term, choose
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import Table, WeightRow
-from prunekit.techniques.quantize.placement.stored_bytes import stored_weight
+from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES, stored_weight
 
 # Removal of channels, fewer than 8 bits, zeros.
 TECHNIQUES = ("shrink", "quantize", "prune")
@@ -55,11 +55,14 @@ class Costs:
     def __init__(self, subject: SearchedModel, table: Table, *, packed: bool, techniques: Sequence[str] = TECHNIQUES):
         self._subject = subject
         table = _restricted(table, techniques)
-        self._rows = {name: self._undominated(name, table.of_weight(name), packed) for name in subject.products}
-        self._groups = {name: table.of_group(name) for name in subject.orders}
+        weights = {name: table.of_weight(name) for name in subject.products}
+        groups = {name: table.of_group(name) for name in subject.orders}
+        # What no call reads was not measured.
+        self._rows = {name: self._undominated(name, rows, packed) for name, rows in weights.items() if rows}
+        self._groups = {name: rows for name, rows in groups.items() if rows}
         self._number = {name: i for i, name in enumerate([*self._rows, *self._groups])}
         self.sizes = [*(len(rows) for rows, _ in self._rows.values()), *(len(rows) for rows in self._groups.values())]
-        self.terms = [*self._errors(), *itertools.chain.from_iterable(map(self._bytes, self._rows))]
+        self.terms = [*self._errors(), *itertools.chain.from_iterable(map(self._bytes, self._rows)), *self._others()]
 
     def _undominated(self, name: str, rows: Sequence[WeightRow], packed: bool) -> tuple[list[WeightRow], list[float]]:
         """Returns the levels that no other is better than in both, and the bits of an entry of each."""
@@ -90,17 +93,35 @@ class Costs:
         """Returns the bytes of a weight: a sum over the groups among its inputs and those among its outputs."""
         target = self._subject.products[name].target
         axes = self._subject.channels.links.weights.get(id(target.variable))
-        shape, (_, bits) = tuple(target.shape), self._rows[name]
-        parts = [self._parts(axes, axis, length) for axis, length in enumerate(shape)]
-        of_entry = np.array(bits) / 8
-        found = [
-            self._term(name, [group for group, _ in chosen], math.prod(size for _, size in chosen), of_entry)
+        _, bits = self._rows[name]
+        parts = [self._parts(axes, axis, length) for axis, length in enumerate(target.shape)]
+        found = self._products(parts, (self._number[name],), np.array(bits) / 8)
+        for axis in target.out_axes:
+            of_channel = np.full(len(bits), _CHANNEL / len(target.out_axes))
+            found += self._products([parts[axis]], (self._number[name],), of_channel)
+        return found
+
+    def _others(self) -> list[Term]:
+        """Returns the bytes of the weights that no level is chosen for, as far as they lose channels."""
+        chosen = {id(self._subject.products[name].target.variable) for name in self._rows}
+        integers = {id(one.variable) for one in self._subject.preparation.weights}
+        found = []
+        for key, axes in self._subject.channels.links.weights.items():
+            shape = tuple(axes.variable.shape)
+            if key in chosen or len(shape) < 2:
+                continue
+            parts = [self._parts(axes, axis, length) for axis, length in enumerate(shape)]
+            found += self._products(parts, (), np.array(1.0 if key in integers else float(FLOAT_BYTES)))
+        return [term for term in found if term.variables]
+
+    def _products(
+        self, parts: Sequence[Sequence[tuple[str | None, float]]], variables: tuple[int, ...], of_entry: np.ndarray
+    ) -> list[Term]:
+        """Returns the bytes of an array whose axes have the channels of groups, one term for each combination."""
+        return [
+            self._term(variables, [group for group, _ in chosen], math.prod(size for _, size in chosen), of_entry)
             for chosen in itertools.product(*parts)
         ]
-        for axis in target.out_axes:
-            for group, size in parts[axis]:
-                found.append(self._term(name, [group], size * _CHANNEL / len(target.out_axes), np.ones(len(bits))))
-        return found
 
     def _parts(self, axes: WeightAxes | None, axis: int, length: int) -> list[tuple[str | None, float]]:
         """Returns the groups whose channels an axis has, each with its share of the axis' length; None = the others."""
@@ -116,14 +137,16 @@ class Costs:
         rest = length - sum(size for _, size in found)
         return [*found, (None, rest)] if rest > 1e-9 or not found else found
 
-    def _term(self, name: str, groups: Sequence[str | None], size: float, of_entry: np.ndarray) -> Term:
+    def _term(
+        self, variables: tuple[int, ...], groups: Sequence[str | None], size: float, of_entry: np.ndarray
+    ) -> Term:
         named = [group for group in groups if group is not None]
         distinct = list(dict.fromkeys(named))
         table = size * of_entry
         for group in distinct:
             shares = np.array([row.kept / row.channels for row in self._groups[group]]) ** named.count(group)
             table = table[..., None] * shares
-        return Term((self._number[name], *(self._number[group] for group in distinct)), {"bytes": table})
+        return Term((*variables, *(self._number[group] for group in distinct)), {"bytes": table})
 
     def least_bytes(self, error: float) -> Mixture:
         """Returns the mixture of fewest bytes whose error is at most so large.

@@ -19,6 +19,7 @@ from prunekit.core.statistics.layer_products import LayerProduct, product_of, un
 from prunekit.sparsity.scores import get_criterion
 from prunekit.techniques.quantize.grids.grids import Grid, IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
+from prunekit.techniques.quantize.placement.text_inputs import reads_texts
 from prunekit.techniques.quantize.preparation import Preparation
 from prunekit.techniques.quantize.rounding.weight_rounding import grid_of_weight
 
@@ -51,6 +52,11 @@ class SearchedModel:
             raise ValueError(
                 "A search follows the calls of a Sequential or functional model. Received: "
                 f"{type(model).__name__} with a call of its own. Compress it with a recipe."
+            )
+        if reads_texts(model):
+            raise ValueError(
+                f"A LiteRT file reads numbers. Received: the model {model.name!r}, which reads texts. Search the part "
+                "behind the layer that makes numbers of them, on its outputs."
             )
         self.model = model
         self.preparation = Preparation(model, QuantizationOptions(activation_bits=activation_bits), inputs)

@@ -17,7 +17,7 @@ from prunekit.searching.costs import Costs
 from prunekit.searching.judge import batched
 from prunekit.searching.repaired_scan import RepairedScan, ridge
 from prunekit.searching.searched_model import SearchedModel
-from prunekit.searching.table import SHARES, Table, levels_of, scan
+from prunekit.searching.table import SHARES, RemovalRow, Table, WeightRow, levels_of, scan
 from prunekit.techniques.shrink.channels.options import KeptChannels, ShrinkOptions
 from prunekit.techniques.shrink.channels.shrinking import remove_channels
 
@@ -231,3 +231,25 @@ def test_counted_bytes_are_those_of_the_smaller_weights():
             expected += stored + 8 * units
         assert mixture.bytes == pytest.approx(expected, rel=0.02)
     assert product_of(subject.targets[0]).target.name in subject.products
+
+
+def test_weights_without_levels_count_where_they_lose_channels():
+    keras.utils.set_random_seed(6)
+    inputs = keras.Input((6, 16))
+    x = L.MultiHeadAttention(4, 8, name="attention")(inputs, inputs)
+    x = L.LSTM(12, name="lstm")(x)
+    model = keras.Model(inputs, L.Dense(3, name="head")(x))
+    subject = SearchedModel(model, FITTED.reshape(96, 8, 16)[:, :6], "float")
+    assert {one.name for one in subject.skipped if "8 bits" in one.reason} >= {"attention/query/kernel", "lstm/kernel"}
+    rows = [
+        RemovalRow(name, one.total, n, 0.1 * (one.total - n))
+        for name, one in subject.orders.items()
+        for n in (one.total, 1)
+    ]
+    table = Table({}, (WeightRow("head/kernel", 0.0, 8, 0.0, 7.0),), tuple(rows))
+    costs = Costs(subject, table, packed=False)
+    whole, least = costs.least_bytes(1e-12), costs.least_bytes(1e6)
+    assert set(whole.kept) == set(subject.orders) and set(least.kept.values()) == {1}
+    names = {weight.path: weight for weight in model.weights}
+    several = [weight for path, weight in names.items() if len(weight.shape) > 1 and "head" not in path.split("/")[-2]]
+    assert whole.bytes > 0.6 * sum(np.prod(weight.shape) for weight in several) and least.bytes < 0.2 * whole.bytes
