@@ -29,7 +29,7 @@ def test_the_folder_has_the_file_and_another_question_reads_its_table(run, store
     assert code == 0 and "Files that were made" in out and out.splitlines()[-1].endswith("Written to best")
     assert "measured hidden/kernel" in err and "a file of" in err
     names = {path.name for path in (tmp_path / "best").iterdir()}
-    assert names == {"model.keras", "model.tflite", "scan.json", "search.json"}
+    assert names == {"model.keras", "model.tflite", "scan.json", "search.json", "search.png"}
     code, out, err = run("search", stored, "--data", "data.npz", "--bytes", "20kB", "-o", "best", "--json")
     found = json.loads(out)
     assert code == 0 and found["bytes"] <= 20_000 and "measured" not in err

@@ -18,6 +18,8 @@ from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.partial_files import checked_folder, replace_file, replace_model
 from prunekit.delivery.litert.model_measures import check_measure
+from prunekit.delivery.plots.files_plot import files_figure
+from prunekit.delivery.plots.plots import to_png
 from prunekit.searching.building import Built, build
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture, describe
@@ -34,6 +36,7 @@ from prunekit.techniques.quantize.rounding.simulation import check_computes_in_f
 Target = Literal["litert", "packed"]
 Technique = Literal["shrink", "quantize", "prune"]
 TABLE, REPORT, MODEL, FILE, PACKED = "scan.json", "search.json", "model.keras", "model.tflite", "model.pack"
+PICTURE = "search.png"
 # Zeros pay in packed files alone; LiteRT stores 5 to 8 bits in a byte, and fewer in half a byte.
 _SPARSITIES, _PACKED_BITS, _STORED_BITS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95), (8, 5, 4, 3), (8, 4)
 # Most files that are made, the factor between the errors that are tried, and the ratio of errors that is near enough.
@@ -61,13 +64,14 @@ class SearchResult:
     packed: bytes
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes the model (model.keras), its files (model.tflite, model.pack) and the report (search.json)."""
-        path = checked_folder(folder, "search", (REPORT, MODEL, FILE, PACKED))
+        """Writes the model (model.keras), its files (model.tflite, model.pack) and the report (search.json, .png)."""
+        path = checked_folder(folder, "search", (REPORT, PICTURE, MODEL, FILE, PACKED))
         path.mkdir(parents=True, exist_ok=True)
         replace_model(path / MODEL, self.model)
         replace_file(path / FILE, self.file)
         if self.packed:
             replace_file(path / PACKED, self.packed)
+        replace_file(path / PICTURE, to_png(files_figure(self.report.picture.data)))
         replace_file(path / REPORT, (json.dumps(self.report.to_dict(), indent=1) + "\n").encode())
         return path
 
@@ -103,9 +107,9 @@ def search(  # noqa: PLR0913
             download: there zeros count, too.
         techniques: What may be chosen: "shrink" (channels), "quantize" (fewer than 8 bits), "prune" (zeros, in packed
             files alone); "all", or some of them.
-        output: Folder for model.keras, model.tflite, model.pack, the report (search.json) and the table of all levels
-            (scan.json). A search that was interrupted there is continued, and another question on the same model and
-            data begins with the table.
+        output: Folder for model.keras, model.tflite, model.pack, the report (search.json, search.png) and the table of
+            all levels (scan.json). A search that was interrupted there is continued, and another question on the same
+            model and data begins with the table.
         seed: Seed of the draw of the examples for each purpose.
         memory: Largest number of bytes of activations that are kept; less memory costs time, not accuracy.
         progress: Told of each scanned weight and each file: (done, total, text).
@@ -133,7 +137,7 @@ def search(  # noqa: PLR0913
     next(iter(checked))
     folder = None
     if output is not None:
-        folder = checked_folder(output, "search", (TABLE, REPORT, MODEL, FILE, PACKED))
+        folder = checked_folder(output, "search", (TABLE, REPORT, PICTURE, MODEL, FILE, PACKED))
         folder.mkdir(parents=True, exist_ok=True)
     work = _Search(model, SearchData(data, whole("seed", seed, 0)), target, number_of_bytes("memory", memory), progress)
     work.scan(folder, allowed)

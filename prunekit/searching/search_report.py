@@ -8,7 +8,7 @@ from typing import ClassVar
 from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.plain_data import Record
 from prunekit.anatomy.records.reports import Skipped
-from prunekit.anatomy.records.sections import Column, Section
+from prunekit.anatomy.records.sections import Column, Picture, Section
 from prunekit.delivery.reports.metrics import Metric
 
 
@@ -189,6 +189,30 @@ class SearchReport(Displayed):
             "relative to how they differ between examples; predicted: the sum over levels that were measured one at a "
             "time.",
             notes=notes,
+            pictures=(self.picture,),
+        )
+
+    @property
+    def picture(self) -> Picture:
+        """The drop against bytes."""
+        allowed = self.asked_drop
+        files = [
+            {
+                "bytes": one.bytes,
+                "drop": one.drop,
+                "held": allowed is None or one.drop <= allowed,
+                "delivered": one.delivered,
+            }
+            for one in self.points
+        ]
+        listed = ", ".join(f"{one.bytes:,} bytes: {one.drop:.4g}" for one in self.points)
+        return Picture(
+            "Drop against bytes",
+            "Of all files that were made, on the examples for the choice.",
+            f"Drop of {self.metric.title} by bytes: {listed}.",
+            "files",
+            {"files": files, "allowed": allowed, "metric": self.metric.title},
+            wide=True,
         )
 
     def _weights(self) -> Section:

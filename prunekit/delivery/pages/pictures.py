@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunekit.anatomy.records.reports import Event
 from prunekit.delivery.plots.channels_plot import channels_figure
+from prunekit.delivery.plots.files_plot import files_figure
 from prunekit.delivery.plots.plots import histogram_figure, schedule_figure, sparsity_figure
 from prunekit.delivery.plots.quantization_plot import bits_figure, errors_figure, ranges_figure
 from prunekit.delivery.plots.sizes_plot import sizes_figure
@@ -43,6 +44,7 @@ PLOTS: dict[str, Callable[[Mapping[str, Any], int], Figure]] = {
     "ranges": _plot_of(ranges_figure, "ranges"),
     "errors": _plot_of(errors_figure, "errors"),
     "bits": _plot_of(bits_figure),
+    "files": _plot_of(files_figure),
     "sizes": _plot_of(sizes_figure, "sizes"),
     "stages": _plot_of(stages_figure),
 }

@@ -9,4 +9,5 @@
 - `sweep_plot`: the Pareto front
 - `sensitivity_plot`: a heat map
 - `sizes_plot`: bytes of a file after each compressor
+- `files_plot`: drop against bytes of the files of a search
 """
