@@ -229,23 +229,22 @@ class _Search:
         holds: float | None = None
         fails: float | None = None
         while len(self._made) < _FILES:
-            before = len(self._made)
             if self._file_of(self._costs.least_bytes(bound)).drops[0] <= drop:
                 holds = bound
             else:
                 fails = bound
-            if holds is not None and (holds >= high or (fails is not None and fails / holds < _NEAR)):
+            if fails is None:
+                if bound >= high:
+                    break
+                bound = min(bound * _FACTOR, high)
+            elif holds is None:
+                if bound <= low:
+                    break
+                bound = max(bound / _FACTOR, low)
+            elif fails / holds < _NEAR:
                 break
-            if fails is not None and fails <= low:
-                break
-            if holds is None:
-                bound = max(fails / _FACTOR, low)  # type: ignore[operator]
-            elif fails is None:
-                bound = min(holds * _FACTOR, high)
             else:
                 bound = math.sqrt(holds * fails)
-            if len(self._made) == before and fails is not None and holds is not None and fails / holds < _NEAR**0.25:
-                break
         found = [made for made in self._made if made.drops[0] <= drop]
         return sorted(found, key=lambda made: made.built.bytes)
 
@@ -259,20 +258,19 @@ class _Search:
 
     def within_bytes(self, most: int) -> SearchResult:
         """Returns the file of least error with at most so many bytes."""
-        bound, offset, best = float(most), 0.0, None
+        bound, best = float(most), None
         while len(self._made) < _FILES:
             before = len(self._made)
             try:
                 made = self._file_of(self._costs.least_error(bound))
             except Unreachable:
-                # The rest of a file is known once one was made.
-                least = self._file_of(self._costs.least_bytes(self._costs.errors[1])).built.bytes
-                if least <= most:
-                    bound = most - offset
-                    continue
-                raise ValueError(
-                    f"No file is so small without training. Received: bytes={most:,}; the smallest has {least:,}."
-                ) from None
+                # Counted bytes are not those of a file: its graph adds some, and packing may save some.
+                made = self._file_of(self._costs.least_bytes(self._costs.errors[1]))
+                if made.built.bytes > most:
+                    raise ValueError(
+                        f"No file is so small without training. Received: bytes={most:,}; the smallest has "
+                        f"{made.built.bytes:,}."
+                    ) from None
             offset = made.built.bytes - made.mixture.bytes
             fits = made.built.bytes <= most
             if fits and (best is None or made.error < best.error):
