@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import keras
 
-from prunekit.anatomy.files.digests import architecture_digest, model_digest
+from prunekit.anatomy.files.digests import architecture_digest, data_digest, model_digest
 from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
@@ -22,7 +22,7 @@ from prunekit.delivery.plots.files_plot import files_figure
 from prunekit.delivery.plots.plots import to_png
 from prunekit.searching.building import Built, build
 from prunekit.searching.choice import Unreachable
-from prunekit.searching.costs import TECHNIQUES, Costs, Mixture, describe
+from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
 from prunekit.searching.judge import Judge, SearchData, batched
 from prunekit.searching.repaired_scan import RepairedScan
 from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport
@@ -140,6 +140,8 @@ def search(  # noqa: PLR0913
         folder = checked_folder(output, "search", (TABLE, REPORT, PICTURE, MODEL, FILE, PACKED))
         folder.mkdir(parents=True, exist_ok=True)
     work = _Search(model, SearchData(data, whole("seed", seed, 0)), target, number_of_bytes("memory", memory), progress)
+    if most_drop is not None:
+        work.check_drop(most_drop)
     work.scan(folder, allowed)
     result = work.within_drop(most_drop, most_bytes) if most_drop is not None else work.within_bytes(most_bytes or 0)
     if folder is not None:
@@ -168,12 +170,21 @@ class _Search:
         self._levels = levels_of(_SPARSITIES if self._packed else (0.0,), bits)
         self._made: list[_Made] = []
 
+    def check_drop(self, drop: float) -> None:
+        """Refuses points where a fraction is wanted."""
+        metric = self._judge.metric
+        if metric.fraction and drop >= 1:
+            raise ValueError(
+                f"A drop of {metric.title} is a fraction, below 1. Received: drop={drop:g}. For {drop:g} points, pass "
+                f"{drop / 100:g}."
+            )
+
     def scan(self, folder: Path | None, techniques: Sequence[str]) -> None:
         """Measures all levels, or takes them from a folder; `techniques` may be chosen."""
         hashes = {
             "model": model_digest(self._model),
             "architecture": architecture_digest(self._model),
-            "data": _digest((self._data.fitted, self._data.measured)),
+            "data": data_digest((self._data.fitted, self._data.measured)),
         }
         settings = settings_of(self._levels, hashes)
         known = Table(settings) if folder is None else _kept_table(folder / TABLE, settings)
@@ -197,9 +208,8 @@ class _Search:
     # ---- files -------------------------------------------------------------------------------------------------------
 
     def _file_of(self, mixture: Mixture) -> _Made:
-        wanted = describe(mixture)
         for made in self._made:
-            if describe(made.mixture) == wanted:
+            if (made.mixture.levels, made.mixture.kept) == (mixture.levels, mixture.kept):
                 return made
         data = self._data
         built = build(self._subject, mixture, data.fitted, data.held_out, packed=self._packed, memory=self._memory)
@@ -344,16 +354,6 @@ def _techniques(given: Any) -> tuple[str, ...]:
 
 def _count(inputs: Any) -> int:
     return len(keras.tree.flatten(inputs)[0])
-
-
-def _digest(structure: Any) -> str:
-    import hashlib
-
-    total = hashlib.sha256()
-    for leaf in keras.tree.flatten(structure):
-        total.update(f"{leaf.dtype} {leaf.shape}".encode())
-        total.update(repr(leaf.tolist()).encode() if leaf.dtype == object else leaf.tobytes())
-    return total.hexdigest()
 
 
 def _kept_table(path: Path, settings: dict[str, Any]) -> Table:

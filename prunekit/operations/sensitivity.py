@@ -1,6 +1,5 @@
 """sensitivity: measures what pruning or rounding each weight costs; keeps partial results, continues earlier scans."""
 
-import hashlib
 import json
 import os
 import re
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from prunekit.anatomy.files.digests import architecture_digest, model_digest
+from prunekit.anatomy.files.digests import architecture_digest, data_digest, model_digest
 from prunekit.anatomy.records.name_patterns import listed_patterns
 from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
@@ -198,7 +197,11 @@ def _empty(model: Any, batches: Sequence[Batch], technique: _Technique, batch_si
         "examples": sum(len(keras.tree.flatten(batch[0])[0]) for batch in batches),
         "batch_size": batch_size,
     }
-    hashes = {"model": model_digest(model), "architecture": architecture_digest(model), "data": _data_digest(batches)}
+    hashes = {
+        "model": model_digest(model),
+        "architecture": architecture_digest(model),
+        "data": data_digest(list(batches)),
+    }
     return SensitivityReport(model.name, settings, (), (), {}, (), hashes=hashes)
 
 
@@ -209,15 +212,6 @@ def _compiled(model: Any) -> str | None:
     found = model.get_compile_config() or {}
     wanted = {name: found.get(name) for name in ("loss", "loss_weights", "metrics", "weighted_metrics")}
     return json.dumps(wanted, sort_keys=True, default=str)
-
-
-def _data_digest(batches: Sequence[Batch]) -> str:
-    total = hashlib.sha256()
-    for leaf in keras.tree.flatten(list(batches)):
-        array = np.asarray(leaf if leaf is None else keras.ops.convert_to_numpy(leaf))
-        total.update(f"{array.dtype} {array.shape}".encode())
-        total.update(repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).tobytes())
-    return total.hexdigest()
 
 
 # ---- the scan --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 
 from prunekit.core.layerwise.layerwise import LayerwiseRepair
-from prunekit.core.runtime.variable_values import assigned
 from prunekit.delivery.integers.integer_writing import KnownOutputs, export_integers
 from prunekit.delivery.packing.decoder import LITERT
 from prunekit.delivery.packing.encoder import encode
@@ -103,5 +102,5 @@ def _prune(subject: SearchedModel, model: Any, mixture: Mixture, inputs: Any, me
     targets = [target for target in whole.targets if target.name in mixture.levels]
     work = LayerwiseRepair(model, targets, LevelSolver(targets, levels, whole.grid_of), memory=memory)
     work.run(batched(inputs, _BATCH))
-    with assigned(work.values):
-        pass
+    for variable, value in work.values:
+        variable.assign(value)

@@ -7,7 +7,7 @@ Each is fitted to the outputs of its layer on the inputs of the model as it is, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,16 +99,12 @@ class LayerLevels:
         self.corrects = product.bias(moments.output_sums) is not None
         self.fit = LayerFit(product, moments, centred=self.corrects)
         self._kept = product.matrix(self.weight != 0)
-        self._ordered: OrderedFactor | None = None
-        matrices = product.matrix(self.weight)
         self._same = product.diagonal or moments.same
-        self._matrices = matrices.astype("float64")
+        self._matrices = product.matrix(self.weight).astype("float64")
 
-    @property
+    @functools.cached_property
     def _factor(self) -> OrderedFactor:
-        if self._ordered is None:
-            self._ordered = ordered_factor(self.fit.gram, DAMPING)
-        return self._ordered
+        return ordered_factor(self.fit.gram, DAMPING)
 
     @functools.cached_property
     def wanted(self) -> np.ndarray:
@@ -204,12 +200,6 @@ def _float_bits(values: np.ndarray) -> float:
     """Returns the bits of an entry in floating point: 32 for those that are not zero, and where these are."""
     share = float(np.count_nonzero(values) / values.size)
     return 32 * share + entropy(values != 0)
-
-
-def counts_of(size: int, shares: Mapping[str, float] | Sequence[float]) -> list[int]:
-    """Returns numbers of channels for shares, descending, each once, at least one."""
-    values = shares.values() if isinstance(shares, Mapping) else shares
-    return sorted({max(round(size * share), 1) for share in values}, reverse=True)
 
 
 class LevelSolver:

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -188,9 +187,3 @@ def _restricted(table: Table, techniques: Sequence[str]) -> Table:
     ]
     removals = [row for row in table.removals if "shrink" in techniques or row.kept == row.channels]
     return Table(table.settings, tuple(weights), tuple(removals))
-
-
-def describe(mixture: Mixture) -> dict[str, Any]:
-    """Returns a mixture as plain data."""
-    levels = {name: [one.sparsity, one.bits] for name, one in mixture.levels.items()}
-    return {"levels": levels, "kept": dict(mixture.kept)}

@@ -8,19 +8,20 @@ little of what is left.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 
-from prunekit.core.data.moving_statistics import ChannelStatistics
+from prunekit.core.data.moving_statistics import ChannelStatistics, followed
 from prunekit.core.outputs.graph_steps import ForwardPass, GraphStep, Key, steps_of
 from prunekit.core.outputs.output_error import output_error
 from prunekit.core.outputs.suffix_runs import SuffixRuns
 from prunekit.core.runtime import backend
-from prunekit.core.statistics.layer_inputs import LayerMoments
+from prunekit.core.runtime.variable_values import replaced
+from prunekit.core.statistics.layer_inputs import LayerMoments, RowSample
 from prunekit.core.statistics.layer_products import LayerProduct
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.reconstruction import DAMPING
@@ -121,8 +122,7 @@ class RepairedScan:
         plan = self._plan({id(variable) for variable, _ in values}, masks)
         self._look_ahead(max((action.index + 1 for action in plan), default=0))
         with contextlib.ExitStack() as undo:
-            for variable, value in values:
-                undo.enter_context(_assigned(variable, value))
+            undo.enter_context(replaced(values))
             self._repair(plan, masks, undo)
             self._runs.advance(self._runs.position(self._earliest(values)) or 0)
             return output_error(self._outputs, self._measured()) ** 2
@@ -200,7 +200,7 @@ class RepairedScan:
         wanted = -(-_ROWS * product.inputs // len(before))
         was, now = [], []
         for one, other in zip(before, changed, strict=True):
-            sample = _Sample(wanted)
+            sample = RowSample(wanted)
             was.append(_rows(product, _arguments(step, one), sample))
             now.append(_rows(product, _arguments(step, one | other), sample))
         variable = product.target.variable
@@ -215,10 +215,10 @@ class RepairedScan:
             if bias is not None:
                 alive = product.matrix(mask).any(axis=1)
                 bias = np.where(product.bias(alive.astype("float64")) > 0, bias, 0.0)  # type: ignore[operator]
-        undo.enter_context(_assigned(variable, kernel))
+        undo.enter_context(replaced([(variable, kernel)]))
         if bias is not None:
             layer = product.target.layer
-            undo.enter_context(_assigned(layer.bias, array_of(layer.bias) + bias))
+            undo.enter_context(replaced([(layer.bias, array_of(layer.bias) + bias)]))
 
 
 def ridge(x: np.ndarray, y: np.ndarray, matrix: np.ndarray, *, centred: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -248,20 +248,7 @@ def ridge(x: np.ndarray, y: np.ndarray, matrix: np.ndarray, *, centred: bool) ->
     return matrix + change, shift
 
 
-class _Sample:
-    """Chooses some of the rows of a call, the same for equally many rows."""
-
-    def __init__(self, wanted: int):
-        self._wanted = wanted
-
-    def __call__(self, count: int) -> np.ndarray | None:
-        if count <= 2 * self._wanted:
-            return None
-        places = np.arange(self._wanted) + np.random.default_rng(count).random(self._wanted)
-        return np.minimum(places * count / self._wanted, count - 1).astype(np.intp)
-
-
-def _rows(product: LayerProduct, args: tuple, sample: _Sample) -> np.ndarray:
+def _rows(product: LayerProduct, args: tuple, sample: RowSample) -> np.ndarray:
     return array_of(backend.on_host(product.rows(args, sample))).astype("float64")
 
 
@@ -273,22 +260,10 @@ def _arguments(step: GraphStep, values: Mapping[Key, Any]) -> tuple:
 def _move_statistics(
     step: GraphStep, before: Sequence[dict[Key, Any]], changed: Sequence[dict[Key, Any]], undo: contextlib.ExitStack
 ) -> None:
-    """Moves the moving mean by the change of the mean, and scales the moving variance by that of the variance."""
+    """Lets the moving statistics of a batch normalization follow its inputs."""
     layer = step.layer
     was, now = ChannelStatistics(layer), ChannelStatistics(layer)
     for one, other in zip(before, changed, strict=True):
         was.observe(_arguments(step, one)[0])
         now.observe(_arguments(step, one | other)[0])
-    ratio = np.divide(now.variance, was.variance, out=np.ones_like(was.variance), where=was.variance > 0)
-    undo.enter_context(_assigned(layer.moving_mean, array_of(layer.moving_mean) + now.mean - was.mean))
-    undo.enter_context(_assigned(layer.moving_variance, array_of(layer.moving_variance) * ratio))
-
-
-@contextlib.contextmanager
-def _assigned(variable: Any, value: np.ndarray) -> Iterator[None]:
-    former = np.array(array_of(variable))
-    variable.assign(np.asarray(value, former.dtype))
-    try:
-        yield
-    finally:
-        variable.assign(former)
+    undo.enter_context(replaced(followed(layer, was, now, array_of)))

@@ -144,6 +144,7 @@ def test_a_regression_is_judged_by_its_metric():
     ("options", "words"),
     [
         ({}, "needs a question"),
+        ({"drop": 2}, "fraction, below 1. Received: drop=2. For 2 points, pass 0.02"),
         ({"drop": -0.1}, "drop must be a finite number, 0 or more"),
         ({"drop": 0.1, "target": "pack"}, "`target` is one of litert, packed"),
         ({"bytes": "many"}, "bytes"),

@@ -4,6 +4,7 @@ import hashlib
 import json
 from typing import Any
 
+import keras
 import numpy as np
 
 from prunekit.anatomy.layers.model_weights import weights_in
@@ -20,6 +21,16 @@ def array_digest(array: np.ndarray) -> str:
 def weight_arrays(model: Any) -> dict[str, np.ndarray]:
     """Returns {readable weight name: NumPy array} for every weight of a model, in layer order."""
     return {weight.name: np.array(array_of(weight.variable)) for weight in weights_in(model)}
+
+
+def data_digest(structure: Any) -> str:
+    """Returns the SHA-256 over the types, shapes and bytes of all arrays and tensors in a structure."""
+    total = hashlib.sha256()
+    for leaf in keras.tree.flatten(structure):
+        array = np.asarray(leaf if leaf is None else keras.ops.convert_to_numpy(leaf))
+        total.update(f"{array.dtype} {array.shape}".encode())
+        total.update(repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).tobytes())
+    return total.hexdigest()
 
 
 def model_digest(model: Any) -> str:

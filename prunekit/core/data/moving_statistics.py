@@ -61,6 +61,25 @@ class ChannelStatistics:
         return np.maximum(self._squares / self.rows - np.square(self.mean), 0.0)
 
 
+def followed(
+    layer: Any, before: ChannelStatistics, after: ChannelStatistics, value_of: Callable[[Any], np.ndarray]
+) -> list[tuple[Any, np.ndarray]]:
+    """Returns the moving statistics of a batch normalization whose inputs changed, as (variable, value).
+
+    The mean moves by the change of the mean, and the variance is multiplied by that of the variance.
+
+    Args:
+        layer: The batch normalization.
+        before: Its inputs as they were.
+        after: Its inputs as they are.
+        value_of: Returns the value that a variable has.
+    """
+    known = before.variance > 0
+    ratio = np.divide(after.variance, before.variance, out=np.ones_like(after.variance), where=known)
+    mean, variance = layer.moving_mean, layer.moving_variance
+    return [(mean, value_of(mean) + after.mean - before.mean), (variance, value_of(variance) * ratio)]
+
+
 class Renormalization:
     """Lets a model's batch normalizations normalize synthetic inputs as they normalize data, where they would not.
 

@@ -11,7 +11,7 @@ from keras import ops
 from prunekit.anatomy.layers.targets import Target
 from prunekit.anatomy.records.reports import LayerError
 from prunekit.core.data.batch_parts import in_parts
-from prunekit.core.data.moving_statistics import ChannelStatistics
+from prunekit.core.data.moving_statistics import ChannelStatistics, followed
 from prunekit.core.layerwise.calibration_walk import Outputs, Pair, WalkedCall, walk
 from prunekit.core.layerwise.inner_inputs import InnerInputs, run
 from prunekit.core.layerwise.layer_fit import Solver
@@ -162,7 +162,7 @@ class LayerwiseRepair:
     # Batch normalization ----------------------------------------------------------------------------------------------
 
     def _move_statistics(self, call: WalkedCall, layer: Any, inputs: InnerInputs) -> None:
-        """Moves the moving mean by the change of the mean, and scales the moving variance by that of the variance."""
+        """Lets the moving statistics of a batch normalization follow its inputs."""
         before, after, same = ChannelStatistics(layer), ChannelStatistics(layer), True
         values = self._values_in(call.operation)
         for batch in range(len(call.arguments)):
@@ -172,11 +172,8 @@ class LayerwiseRepair:
                 after.observe(arguments.after[0])
         if same:
             return
-        mean, variance = layer.moving_mean, layer.moving_variance
-        known = before.variance > 0
-        ratio = np.divide(after.variance, before.variance, out=np.ones_like(after.variance), where=known)
-        self._set(mean, self._get(mean) + after.mean - before.mean)
-        self._set(variance, self._get(variance) * ratio)
+        for variable, value in followed(layer, before, after, self._get):
+            self._set(variable, value)
 
 
 def _outputs(operation: Any, values: Sequence[tuple[Any, Any]], arguments: Pair) -> Pair:

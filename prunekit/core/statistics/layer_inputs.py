@@ -142,12 +142,12 @@ def _parts_of(product: LayerProduct, args: tuple, most: int | None) -> Iterator[
         part = slice(start, start + step)
         others = keras.tree.map_structure(lambda one, part=part: one[part], args[1:])
         given = inputs[part]
-        sample = _Sample(None if most is None else most * given.shape[0])
+        sample = RowSample(None if most is None else most * given.shape[0])
         rows = product.rows((given, *others), sample)
         yield ops_for(rows).cast(rows, "float32"), sample.weight
 
 
-class _Sample:
+class RowSample:
     """Chooses one row of each stretch of equal length, if there are more than twice as many rows as wanted.
 
     Attributes:
