@@ -8,6 +8,7 @@ from architectures import ARCHITECTURES, inputs_of, randomize
 from integer_files import differences, run
 from keras import layers as L
 
+import prunekit as pk
 from prunekit.delivery.integers.integer_export import integer_file
 from prunekit.delivery.litert.litert import input_specs
 from prunekit.delivery.litert.litert_graph import LiteRTGraph
@@ -66,6 +67,20 @@ def test_no_tensor_is_more_than_one_step_from_the_simulation(name, tmp_path):
     assert [one for one in found if (one.largest or 0) > 1] == []
     assert sum(one.largest is None for one in found) == MERGED.get(name, 0)
     assert np.mean([one.share for one in found]) < 0.12
+
+
+def test_results_that_are_small_next_to_their_sums_may_be_off_by_the_rounding_of_their_biases(tmp_path):
+    # Both inputs are equal and their weights opposite: the results are the biases, in a fifth of the bias' own steps.
+    model = keras.Sequential([keras.Input((2,)), L.Dense(32)])
+    draw = np.random.default_rng(0)
+    weights = draw.uniform(0.5, 1, 32)
+    model.set_weights([np.stack([weights, -weights]), draw.uniform(-0.0015, 0.0015, 32)])
+    inputs = np.repeat(draw.uniform(-1, 1, (16, 1)), 2, axis=1).astype("float32")
+    file, placement, formats, grids = made(model, inputs, tmp_path)
+    assert file.roundings[-1].steps == 3
+    found = differences(file, placement, formats, grids, first_of(inputs))[-1]
+    assert found.largest == 2
+    assert pk.quantize(model, inputs).export(tmp_path / "model.tflite").largest_difference == 2
 
 
 @pytest.mark.short(cases=2)

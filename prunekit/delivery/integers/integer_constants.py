@@ -70,8 +70,11 @@ class IntegerConstants:
                 inputs[place] = self._tensors.new_constant(index, grid.codes(values), grid)
         operator.inputs = np.array(inputs, "int32")
 
-    def round_weights(self, operator: Any, places: Linear, readers: Mapping[int, Sequence[Any]], outputs: Grid) -> None:
-        """Rounds kernel and bias of a linear operation.
+    def round_weights(self, operator: Any, places: Linear, readers: Mapping[int, Sequence[Any]], outputs: Grid) -> float:
+        """Rounds kernel and bias of a linear operation; returns the largest change of a bias, in steps of its results.
+
+        A bias is stored in steps of the inputs times those of the weights. They are larger than those of the results
+        where these are small next to what the sums may be.
 
         Args:
             operator: The operation, which reads integers.
@@ -79,7 +82,7 @@ class IntegerConstants:
             readers: Index of a tensor -> the operations that read it, before any became integer.
             outputs: Grid of its results.
         """
-        inputs = [int(index) for index in operator.inputs]
+        inputs, change = [int(index) for index in operator.inputs], 0.0
         weight = np.asarray(self._graph.values(inputs[places.weights]))
         whole = self._joined.get(int(operator.outputs[0]), weight)
         grid = narrowest_grid(whole, self._weights, Granularity((places.axis,)))
@@ -93,6 +96,7 @@ class IntegerConstants:
             )
             steps = step * grid.scale.reshape(-1).astype("float64")
             stored = np.round(bias / steps).astype(self._kernels.biases)
+            change = float(np.abs(stored * steps - bias).max(initial=0) / outputs.scale)
             former = inputs[places.bias if inputs[places.bias] >= 0 else places.weights]
             same = float(outputs.scale), int(outputs.zero_point)
             shared = inputs[places.weights], stored.tobytes(), steps.tobytes(), same
@@ -107,6 +111,7 @@ class IntegerConstants:
             self._kernel_of[key] = self._tensors.new_constant(former, codes, grid, places.axis, few=few)
         inputs[places.weights] = self._kernel_of[key]
         operator.inputs = np.array(inputs, "int32")
+        return change
 
     def _bias(self, inputs: Sequence[int], places: Linear, readers: Mapping[int, Sequence[Any]]) -> np.ndarray | None:
         """Returns the bias that an operation gets in the file; None without one.

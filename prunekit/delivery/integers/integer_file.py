@@ -49,6 +49,8 @@ from prunekit.techniques.quantize.placement.units import SharedGrid, Unit
 
 # Operations that read no values of a tensor.
 _LENGTHS = ("SHAPE", "RANK")
+# What rounding in kernels may add to a change of a bias, in steps of the results.
+_ACCUMULATED = 0.05
 # Beginning of the names of marks that round what an integer kernel reads. The operation before one computes in floating
 # point, or was rounded already.
 READING = "reading"
@@ -331,10 +333,11 @@ class _Rewriter:
         places = LINEAR.get(kind)
         if places is not None and self._graph.values(int(operator.inputs[places.weights])) is None:
             return False
+        change = 0.0
         if places is None:
             self._constants.round(operator, None)
         else:
-            self._constants.round_weights(operator, places, self._readers, grid)
+            change = self._constants.round_weights(operator, places, self._readers, grid)
         self.tensors.read_integers(operator)
         # Where the grid behind is another one, the values are rounded again there.
         if kind in PRESCRIBED:
@@ -349,7 +352,8 @@ class _Rewriter:
             # True by default: kernels would want scales that are powers of two.
             options.potScaleInt16 = False
         self.tensors.set_grid(output, grid)
-        self._steps[output] = self._kernels.steps_of(self._graph, operator)
+        # Values that differ by less than a step are rounded to codes that are one apart at most.
+        self._steps[output] = self._kernels.steps_of(self._graph, operator) + int(change + _ACCUMULATED)
         return True
 
     def _grid_behind(self, index: int) -> Grid | None:
