@@ -14,6 +14,7 @@ import keras
 
 from prunekit.anatomy.files.digests import architecture_digest, data_digest, model_digest
 from prunekit.anatomy.layers.model_weights import check_built
+from prunekit.anatomy.layers.targets import find_targets
 from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.partial_files import checked_folder, replace_file, replace_model
@@ -27,8 +28,9 @@ from prunekit.searching.judge import Judge, SearchData, batched
 from prunekit.searching.repaired_scan import RepairedScan
 from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport
 from prunekit.searching.searched_model import SearchedModel
-from prunekit.searching.table import Table, levels_of, scan, settings_of
+from prunekit.searching.table import Table, levels_for, scan, settings_of
 from prunekit.sparsity.arguments import MEMORY, check_functions, non_negative, number_of_bytes, whole
+from prunekit.sparsity.array_ops import array_of
 from prunekit.suggestions import did_you_mean
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES
 from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
@@ -37,8 +39,6 @@ Target = Literal["litert", "packed"]
 Technique = Literal["shrink", "quantize", "prune"]
 TABLE, REPORT, MODEL, FILE, PACKED = "scan.json", "search.json", "model.keras", "model.tflite", "model.pack"
 PICTURE = "search.png"
-# Zeros pay in packed files alone; LiteRT stores 5 to 8 bits in a byte, and fewer in half a byte.
-_SPARSITIES, _PACKED_BITS, _STORED_BITS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95), (8, 5, 4, 3), (8, 4)
 # Most files that are made, the factor between the errors that are tried, and the ratio of errors that is near enough.
 _FILES, _FACTOR, _NEAR = 9, 3.0, 1.2
 # First error that is tried, for each unit of the drop.
@@ -166,8 +166,7 @@ class _Search:
         self._target, self._packed = target, target == "packed"
         self._subject = SearchedModel(model, data.fitted)
         self._judge = Judge(model, data)
-        bits = _PACKED_BITS if self._packed else _STORED_BITS
-        self._levels = levels_of(_SPARSITIES if self._packed else (0.0,), bits)
+        self._levels = levels_for(packed=self._packed)
         self._made: list[_Made] = []
 
     def check_drop(self, drop: float) -> None:
@@ -316,24 +315,23 @@ class _Search:
             bytes=made.built.bytes,
             gap=made.mixture.gap,
             points=tuple(points),
-            weights=tuple(self._rows_of_weights(made.mixture)),
+            weights=tuple(self._rows_of_weights(made)),
             groups=tuple(self._rows_of_groups(made.mixture)),
             skipped=self._subject.skipped,
         )
         return SearchResult(made.built.model, report, made.built.file, made.built.packed)
 
-    def _rows_of_weights(self, mixture: Mixture) -> list[SearchedWeight]:
+    def _rows_of_weights(self, made: _Made) -> list[SearchedWeight]:
         rows = {(row.weight, row.level): row.error for row in self._table.weights}
-        return [
-            SearchedWeight(
-                name,
-                tuple(self._subject.products[name].target.shape),
-                level.sparsity,
-                level.bits or 32,
-                rows[name, level],
-            )
-            for name, level in mixture.levels.items()
-        ]
+        stored = {
+            target.name: array_of(target.variable)
+            for target in find_targets(made.built.model, also=("depthwise_kernel", "embedding"))[0]
+        }
+        found = []
+        for name, level in made.mixture.levels.items():
+            shape, zeros = tuple(self._subject.products[name].target.shape), float((stored[name] == 0).mean())
+            found.append(SearchedWeight(name, shape, zeros, level.bits or 32, level.rate, rows[name, level]))
+        return found
 
     def _rows_of_groups(self, mixture: Mixture) -> list[SearchedGroup]:
         rows = {(row.group, row.kept): row for row in self._table.removals}

@@ -79,7 +79,8 @@ def build(subject: SearchedModel, mixture: Mixture, inputs: Any, samples: Any, *
     bits: dict[str, Any] = {name: level.bits for name, level in mixture.levels.items()}
     activation_bits = subject.preparation.options.activation_bits
     rounding = QuantizationOptions(bits=bits, activation_bits=activation_bits, method="gptq")
-    state = quantize_model(model, rounding, inputs, memory=memory)
+    rates = {name: level.rate for name, level in mixture.levels.items()}
+    state = quantize_model(model, rounding, inputs, memory=memory, rates=rates)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.tflite")
         _, outputs = export_integers(state, samples, path, KnownOutputs())

@@ -23,7 +23,8 @@ from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.reconstruction import DAMPING, curvatures, damped_hessian, thin
 from prunekit.sparsity.selection import keep_largest_of_array, pruned_count
 from prunekit.techniques.quantize.grids.grids import Grid
-from prunekit.techniques.quantize.rounding.gptq import OrderedFactor, ordered_factor, rounded_matrix
+from prunekit.techniques.quantize.rounding.gptq import OrderedFactor, ordered_factor
+from prunekit.techniques.quantize.rounding.rate import priced, rated_matrix
 
 # Rounds in which the weights of a layer are removed, as the criterion "output_error" does.
 _ROUNDS = 16
@@ -38,10 +39,12 @@ class Level:
     Attributes:
         sparsity: Share of its entries that become zero.
         bits: Bits of its codes; None = floating point.
+        rate: Price of a bit, as for `pk.quantize`.
     """
 
     sparsity: float = 0.0
     bits: int | None = None
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +70,15 @@ def candidates(
     Args:
         product: The product of the weight.
         moments: Its moments in the model as it is.
-        levels: The levels.
+        levels: The levels; where the products are not sums, as those of an embedding, those with a price of bits are
+            left out.
         grid_of: Returns the grid for a kernel and so many bits.
     """
     layer = LayerLevels(product, array_of(product.target.variable), moments)
     by_sparsity: dict[float, list[Level]] = {}
     for level in levels:
+        if level.rate and product.diagonal:
+            continue
         by_sparsity.setdefault(level.sparsity, []).append(level)
     for sparsity, found in by_sparsity.items():
         pruned = layer.pruned(sparsity)
@@ -80,8 +86,8 @@ def candidates(
             if level.bits is None:
                 yield Candidate(level, layer.values(pruned), _float_bits(pruned))
                 continue
-            grid = grid_of(layer.kernel(pruned), level.bits)
-            rounded = layer.rounded(pruned, grid)
+            grid, price = priced(grid_of(layer.kernel(pruned), level.bits), level.rate)
+            rounded = layer.rounded(pruned, grid, price)
             yield Candidate(level, layer.values(rounded), entropy(grid.codes(layer.kernel(rounded))))
 
 
@@ -130,13 +136,13 @@ class LayerLevels:
 
         return thin(self.wanted, hessian, curvature, select, counts)[0]
 
-    def rounded(self, matrices: np.ndarray, grid: Grid) -> np.ndarray:
-        """Returns matrices on the grid of their kernel; zeros stay zero."""
+    def rounded(self, matrices: np.ndarray, grid: Grid, price: float = 0.0) -> np.ndarray:
+        """Returns matrices on the grid of their kernel, at a price of bits in errors of its steps; zeros stay zero."""
         if self._product.diagonal:
             return self._product.matrix(grid.nearest(self.kernel(matrices)))
         kernel = self.kernel(matrices)
         scales = self._product.matrix(np.broadcast_to(grid.spread(kernel)[0], kernel.shape))
-        return rounded_matrix(matrices, self._factor, scales, grid.format, matrices != 0)
+        return rated_matrix(matrices, self._factor, scales, grid.format, matrices != 0, price)
 
     def kernel(self, matrices: np.ndarray) -> np.ndarray:
         """Returns matrices in the shape of the kernel, float32."""
@@ -226,6 +232,7 @@ class LevelSolver:
         level, layer = self._levels[index], LayerLevels(product, weight, moments)
         found = layer.pruned(level.sparsity)
         if level.bits is not None:
-            found = layer.rounded(found, self._grid_of(self._targets[index], layer.kernel(found), level.bits))
+            grid, price = priced(self._grid_of(self._targets[index], layer.kernel(found), level.bits), level.rate)
+            found = layer.rounded(found, grid, price)
         kernel = layer.kernel(found)
         return Solution(kernel, kernel != 0, layer.shift(found), layer.fit.error(found))

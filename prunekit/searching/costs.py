@@ -183,7 +183,8 @@ def _restricted(table: Table, techniques: Sequence[str]) -> Table:
     weights = [
         row
         for row in table.weights
-        if ("prune" in techniques or not row.sparsity) and ("quantize" in techniques or row.bits == 8)
+        if ("prune" in techniques or not row.sparsity)
+        and ("quantize" in techniques or (row.bits, row.rate) == (8, 0.0))
     ]
     removals = [row for row in table.removals if "shrink" in techniques or row.kept == row.channels]
     return Table(table.settings, tuple(weights), tuple(removals))

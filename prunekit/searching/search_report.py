@@ -40,8 +40,9 @@ class SearchedWeight(Record):
     Attributes:
         name: Its name.
         shape: Its shape in the model.
-        sparsity: Share of zeros.
+        sparsity: Share of zeros in the file.
         bits: Bits of its codes.
+        rate: Price of a bit in the choice of the codes.
         error: Squared error of the outputs that this alone makes, in the table.
     """
 
@@ -49,6 +50,7 @@ class SearchedWeight(Record):
     shape: tuple[int, ...]
     sparsity: float
     bits: int
+    rate: float
     error: float
 
 

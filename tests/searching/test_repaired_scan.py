@@ -17,7 +17,9 @@ from prunekit.searching.costs import Costs
 from prunekit.searching.judge import batched
 from prunekit.searching.repaired_scan import RepairedScan, ridge
 from prunekit.searching.searched_model import SearchedModel
-from prunekit.searching.table import SHARES, RemovalRow, Table, WeightRow, levels_of, scan
+from prunekit.searching.table import SHARES, RemovalRow, Table, WeightRow, levels_for, scan
+from prunekit.techniques.quantize.after_training import quantize_model
+from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.shrink.channels.options import KeptChannels, ShrinkOptions
 from prunekit.techniques.shrink.channels.shrinking import remove_channels
 
@@ -123,6 +125,24 @@ def test_candidates_have_their_zeros_and_values():
     assert entropy(np.array([0, 0, 1, 1, 2, 2, 3, 3])) == pytest.approx(2.0) and entropy(np.zeros(9)) == 0
 
 
+def test_a_price_of_bits_saves_entropy_and_is_what_the_quantization_does():
+    model = network()
+    subject, work = whole(model)
+    product = subject.products["stem/kernel"]
+    levels = [Level(0.5, 4), Level(0.5, 4, 0.1), Level(0.5, 4, 1.0)]
+    grid = functools.partial(subject.grid_of, product.target)
+    found = list(candidates(product, work.moments(product), levels, grid))
+    assert found[0].entropy > found[1].entropy > found[2].entropy
+    errors = [work.error(one.values) for one in found]
+    assert max(errors[:2]) < errors[2]
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    options = QuantizationOptions(bits=4, activation_bits="float", method="gptq", include="stem")
+    quantize_model(copy, options, FITTED, rates={"stem/kernel": 1.0})
+    (dense,) = candidates(product, work.moments(product), [Level(0.0, 4, 1.0)], grid)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(copy.get_layer("stem").kernel), dense.values[0][1], atol=1e-6)
+
+
 def test_a_removal_computes_nothing_in_the_channels_and_keeps_other_zeros():
     model = network()
     subject, work = whole(model)
@@ -173,7 +193,7 @@ def test_the_errors_of_weights_add_up_to_that_of_the_mixture(level):
 
 def test_the_table_is_kept_after_each_row_and_taken_up_again():
     model = network()
-    levels = levels_of((0.0, 0.9), (8, 3))
+    levels = [Level(*one) for one in ((0.0, 8), (0.0, 3), (0.9, 8), (0.9, 3))]
     kept, told = [], []
 
     def scanned(known):
@@ -204,7 +224,7 @@ def test_the_table_is_kept_after_each_row_and_taken_up_again():
 def test_counted_bytes_are_those_of_the_smaller_weights():
     model = network()
     subject = SearchedModel(model, FITTED, "float")
-    levels = levels_of((0.0,), (8, 4))
+    levels = levels_for(packed=False)
     work = RepairedScan(model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9)
     table = scan(subject, lambda: work, levels, Table(), lambda _: None)
     costs = Costs(subject, table, packed=False)
@@ -246,7 +266,7 @@ def test_weights_without_levels_count_where_they_lose_channels():
         for name, one in subject.orders.items()
         for n in (one.total, 1)
     ]
-    table = Table({}, (WeightRow("head/kernel", 0.0, 8, 0.0, 7.0),), tuple(rows))
+    table = Table({}, (WeightRow("head/kernel", 0.0, 8, 0.0, 0.0, 7.0),), tuple(rows))
     costs = Costs(subject, table, packed=False)
     whole, least = costs.least_bytes(1e-12), costs.least_bytes(1e6)
     assert set(whole.kept) == set(subject.orders) and set(least.kept.values()) == {1}

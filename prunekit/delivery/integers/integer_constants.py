@@ -70,7 +70,9 @@ class IntegerConstants:
                 inputs[place] = self._tensors.new_constant(index, grid.codes(values), grid)
         operator.inputs = np.array(inputs, "int32")
 
-    def round_weights(self, operator: Any, places: Linear, readers: Mapping[int, Sequence[Any]], outputs: Grid) -> float:
+    def round_weights(
+        self, operator: Any, places: Linear, readers: Mapping[int, Sequence[Any]], outputs: Grid
+    ) -> float:
         """Rounds kernel and bias of a linear operation; returns the largest change of a bias, in steps of its results.
 
         A bias is stored in steps of the inputs times those of the weights. They are larger than those of the results

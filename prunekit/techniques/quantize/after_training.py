@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +42,7 @@ def quantize_model(
     data: Any = None,
     progress: Progress | None = None,
     memory: float = MEMORY,
+    rates: Mapping[str, float] | None = None,
 ) -> QuantizationState:
     """Puts the weights of a model on grids, in place, and chooses the grids of its tensors.
 
@@ -53,11 +54,12 @@ def quantize_model(
         data: Calibration data, as `pk.prune` takes them.
         progress: Told of each step: (done, total, name).
         memory: Largest number of bytes of activations that are kept between layers.
+        rates: Prices of bits by the names of weights, in the place of that of the options.
 
     Raises:
         TypeError, ValueError: As for `pk.quantize`.
     """
-    return _Quantization(model, options, data, progress, memory).run()
+    return _Quantization(model, options, data, progress, memory, rates or {}).run()
 
 
 def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQuantization:
@@ -101,7 +103,16 @@ def planned_quantization(model: Any, options: QuantizationOptions) -> PlannedQua
 class _Quantization(Preparation):
     """One quantization of a model; the arguments are those of `quantized`."""
 
-    def __init__(self, model: Any, options: QuantizationOptions, data: Any, progress: Progress | None, memory: float):
+    def __init__(  # noqa: PLR0913
+        self,
+        model: Any,
+        options: QuantizationOptions,
+        data: Any,
+        progress: Progress | None,
+        memory: float,
+        rates: Mapping[str, float],
+    ):
+        self._rates = rates
         self._stand_in = stand_in(model) if data is None and options.may_stand_in else None
         data = data if self._stand_in is None else self._stand_in.inputs
         super().__init__(model, options, data)
@@ -214,7 +225,7 @@ class _Quantization(Preparation):
             method="gptq" if self._method == "gptq" else "nearest",
             corrects_biases=self._corrects_biases,
             damping=self.options.damping,
-            rate=self.options.rate,
+            rates=[self._rates.get(target.name, self.options.rate) for target in fitted],
         )
         work = LayerwiseRepair(self.model, fitted, rounder, self._progress, rest.values, self._memory)
         work.run(list(self.inputs()))

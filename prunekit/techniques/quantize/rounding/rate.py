@@ -8,10 +8,12 @@ Sources: Sullivan & Wiegand 1998 (rate-distortion optimization with a price for 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from prunekit.sparsity.reconstruction import Rounding
-from prunekit.techniques.quantize.grids.grids import IntegerFormat
+from prunekit.techniques.quantize.grids.grids import Grid, IntegerFormat
 from prunekit.techniques.quantize.rounding.gptq import OrderedFactor, rounded_matrix
 
 # Times that all weights are rounded with the lengths of the codes of the time before.
@@ -32,6 +34,13 @@ def stretch(rate: float) -> float:
     Source: Gish & Pierce 1968 (uniform grids with entropy coding: error step^2 / 12, which halves with half a bit).
     """
     return max(1.0, (rate / _COARSER) ** 0.5)
+
+
+def priced(grid: Grid, rate: float) -> tuple[Grid, float]:
+    """Returns the grid on which weights are rounded at a price of bits, and the price in errors of its own steps."""
+    factor = stretch(rate)
+    longer = grid if factor == 1.0 else replace(grid, scale=(grid.scale * factor).astype(grid.scale.dtype))
+    return longer, rate / factor**2
 
 
 def code_lengths(codes: np.ndarray, form: IntegerFormat) -> np.ndarray:

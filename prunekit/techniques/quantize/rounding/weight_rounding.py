@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from prunekit.sparsity.reconstruction import DAMPING
 from prunekit.techniques.quantize.grids.grids import Granularity, Grid, IntegerFormat
 from prunekit.techniques.quantize.grids.ranges import RangeRule, grid_holding
 from prunekit.techniques.quantize.rounding.gptq import OrderedFactor, ordered_factor
-from prunekit.techniques.quantize.rounding.rate import rated_matrix, stretch
+from prunekit.techniques.quantize.rounding.rate import priced, rated_matrix
 
 
 class WeightRounder:
@@ -27,7 +26,7 @@ class WeightRounder:
         method: "nearest" or "gptq".
         corrects_biases: True if biases make up for the mean error of outputs.
         damping: Fraction of the mean diagonal of a Hessian that is added to its diagonal.
-        rate: "gptq": price of a bit; see `rated_matrix`.
+        rates: "gptq": price of a bit for each target; see `rated_matrix`. None = 0.
 
     Attributes:
         grids: id of a variable -> the grid of the rounded weight.
@@ -41,11 +40,11 @@ class WeightRounder:
         method: str,
         corrects_biases: bool,
         damping: float = DAMPING,
-        rate: float = 0.0,
+        rates: Sequence[float] | None = None,
     ):
         self._targets, self._grid_of = targets, grid_of
         self._method, self._corrects_biases, self._damping = method, corrects_biases, damping
-        self._rate = rate
+        self._rates = [0.0] * len(targets) if rates is None else list(rates)
         self.grids: dict[int, Grid] = {}
 
     @property
@@ -77,21 +76,12 @@ class WeightRounder:
         self, index: int, product: LayerProduct, wanted: np.ndarray, kept: np.ndarray, factor: OrderedFactor
     ) -> np.ndarray:
         """Returns a kernel on its grid, from matrices of shape (groups, inputs, outputs); zeros where not `kept`."""
-        scales, form = self._scales(index, product, np.where(kept, wanted, 0.0))
-        rate = self._rate / stretch(self._rate) ** 2
-        return product.kernel(rated_matrix(wanted, factor, scales, form, kept, rate))
-
-    def _scales(self, index: int, product: LayerProduct, matrices: np.ndarray) -> tuple[np.ndarray, IntegerFormat]:
-        """Returns the scales of a kernel, one for each entry of its matrices, and its codes.
-
-        The scales are known before the first weight is rounded, whatever the order of the inputs.
-        """
-        kernel = product.kernel(matrices)
-        grid = self._grid(index, kernel)
-        if stretch(self._rate) > 1:
-            grid = replace(grid, scale=(grid.scale * stretch(self._rate)).astype(grid.scale.dtype))
-            self.grids[id(self._targets[index].variable)] = grid
-        return product.matrix(np.broadcast_to(grid.spread(kernel)[0], kernel.shape)), grid.format
+        kernel = product.kernel(np.where(kept, wanted, 0.0))
+        # The scales are known before the first weight is rounded, whatever the order of the inputs.
+        grid, price = priced(self._grid(index, kernel), self._rates[index])
+        self.grids[id(self._targets[index].variable)] = grid
+        scales = product.matrix(np.broadcast_to(grid.spread(kernel)[0], kernel.shape))
+        return product.kernel(rated_matrix(wanted, factor, scales, grid.format, kept, price))
 
     def _grid(self, index: int, weight: np.ndarray) -> Grid:
         target = self._targets[index]
