@@ -129,7 +129,7 @@ def test_a_price_of_bits_saves_entropy_and_is_what_the_quantization_does():
     model = network()
     subject, work = whole(model)
     product = subject.products["stem/kernel"]
-    levels = [Level(0.5, 4), Level(0.5, 4, 0.1), Level(0.5, 4, 1.0)]
+    levels = [Level(0.0, 4), Level(0.0, 4, 0.1), Level(0.0, 4, 1.0)]
     grid = functools.partial(subject.grid_of, product.target)
     found = list(candidates(product, work.moments(product), levels, grid))
     assert found[0].entropy > found[1].entropy > found[2].entropy
