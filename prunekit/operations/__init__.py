@@ -20,5 +20,6 @@ Python, by command and in a recipe: tests/workflows/test_three_doors.py.
 - `distilling`: `pk.distilling`, in `fit` and in loops of your own
 - `reduce_dimension`: `pk.reduce_dimension`
 - `sensitivity`: `pk.sensitivity`
+- `search_training`: the training of mixtures
 - `search`: `pk.search`
 """

@@ -4,11 +4,14 @@
 - `candidates`: values of weights at each level, and of removals
 - `repaired_scan`: a model with changed weights, the layers behind them fitted
 - `searched_model`: what may be changed of a model
+- `latencies`: seconds of layers, each as a file of its own, and of whole files
 - `table`: errors of all levels, one at a time
-- `costs`: errors and bytes of mixtures
+- `costs`: errors, bytes and seconds of mixtures
 - `judge`: the examples and the metric
 - `building`: the file of a mixture
+- `finding`: the files that are made, until one answers the question
 - `search_report`: the report
+- `search_run`: one search
 
 Design
 
@@ -25,5 +28,8 @@ is exact. MobileNetV2 has 50,000 unknowns, and takes two seconds.
 
 Files, not predictions, are compared with the drop that was asked for. The bound of the error is moved until the file
 holds the drop on examples for the choice; the smallest of these files that holds it on examples that no choice has seen
-is delivered.
+is delivered. Bolder mixtures are trained, if wanted, from the file that was made: on its grids, with its zeros.
+
+Latency is measured, not modelled by operations: kernels of the same arithmetic differ by a factor of three. What a file
+of many layers takes beside their sum is known from the files that were made before (`finding`).
 """

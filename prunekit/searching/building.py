@@ -81,6 +81,11 @@ def build(subject: SearchedModel, mixture: Mixture, inputs: Any, samples: Any, *
     rounding = QuantizationOptions(bits=bits, activation_bits=activation_bits, method="gptq")
     rates = {name: level.rate for name, level in mixture.levels.items()}
     state = quantize_model(model, rounding, inputs, memory=memory, rates=rates)
+    return written(state, samples, packed=packed)
+
+
+def written(state: QuantizationState, samples: Any, *, packed: bool) -> Built:
+    """Returns a quantized model as a file that was run and compared with its simulation; arguments as for `build`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.tflite")
         _, outputs = export_integers(state, samples, path, KnownOutputs())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from prunekit.anatomy.channels.channel_links import WeightAxes
 from prunekit.searching.candidates import Level
-from prunekit.searching.choice import Choice, Term, choose
+from prunekit.searching.choice import Choice, Term, choose, totals
+from prunekit.searching.latencies import LayerSeconds, layer_axes, stored_width
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import Table, WeightRow
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES, stored_weight
@@ -30,14 +31,14 @@ class Mixture:
         levels: Name of a weight -> its level.
         kept: Name of a group -> number of units that are left.
         error: The sum of the errors of the table.
-        bytes: The sum of the bytes that were counted.
+        costs: "bytes" and, where they were measured, "latency" -> the sum over the layers.
         gap: See `Choice`.
     """
 
     levels: Mapping[str, Level]
     kept: Mapping[str, int]
     error: float
-    bytes: float
+    costs: Mapping[str, float]
     gap: float
 
 
@@ -49,9 +50,21 @@ class Costs:
         table: The measured rows.
         packed: True counts the bytes of packed files: entropies of codes; False those of LiteRT files.
         techniques: What may be chosen, names of `TECHNIQUES`.
+        latencies: Name of a weight -> bits of its entries in a LiteRT file -> seconds of its layer; None counts none.
+
+    Attributes:
+        whole: "bytes" and "latency" of the model with 8 bits.
     """
 
-    def __init__(self, subject: SearchedModel, table: Table, *, packed: bool, techniques: Sequence[str] = TECHNIQUES):
+    def __init__(
+        self,
+        subject: SearchedModel,
+        table: Table,
+        *,
+        packed: bool,
+        techniques: Sequence[str] = TECHNIQUES,
+        latencies: Mapping[str, Mapping[int, LayerSeconds]] | None = None,
+    ):
         self._subject = subject
         table = _restricted(table, techniques)
         weights = {name: table.of_weight(name) for name in subject.products}
@@ -62,6 +75,13 @@ class Costs:
         self._number = {name: i for i, name in enumerate([*self._rows, *self._groups])}
         self.sizes = [*(len(rows) for rows, _ in self._rows.values()), *(len(rows) for rows in self._groups.values())]
         self.terms = [*self._errors(), *itertools.chain.from_iterable(map(self._bytes, self._rows)), *self._others()]
+        for name in self._rows:
+            self.terms += self._latencies(name, (latencies or {}).get(name, {}))
+        # The last level of a weight has the most bits, the first row of a group all channels.
+        last = [len(rows) - 1 for rows, _ in self._rows.values()] + [0] * len(self._groups)
+        self.whole = {name: value for name, value in totals(self.terms, last).items() if name != "error"}
+        if latencies is not None:
+            self.terms = [self._balanced(term) for term in self.terms]
 
     def _undominated(self, name: str, rows: Sequence[WeightRow], packed: bool) -> tuple[list[WeightRow], list[float]]:
         """Returns the levels that no other is better than in both, and the bits of an entry of each."""
@@ -100,6 +120,28 @@ class Costs:
             found += self._products([parts[axis]], (self._number[name],), of_channel)
         return found
 
+    def _latencies(self, name: str, seconds: Mapping[int, LayerSeconds]) -> list[Term]:
+        """Returns the latency of a weight's layer: a constant, parts for its inputs and its outputs, and a product."""
+        if not seconds:
+            return []
+        rows, target = self._rows[name][0], self._subject.products[name].target
+        axes = self._subject.channels.links.weights.get(id(target.variable))
+        parts = [self._parts(axes, axis, length) for axis, length in enumerate(target.shape)]
+        of_level = [seconds[stored_width(row.bits)] for row in rows]
+        inputs, outputs = layer_axes(target)
+        found = []
+        for part, read in (("constant", ()), ("inputs", inputs), ("outputs", outputs), ("both", (*inputs, *outputs))):
+            size = math.prod(target.shape[axis] for axis in read)
+            values = np.array([getattr(one, part) for one in of_level]) / size
+            if values.any():
+                found += self._products([parts[axis] for axis in read], (self._number[name],), values, "latency")
+        return found
+
+    def _balanced(self, term: Term) -> Term:
+        """Returns a term with what is minimised where bytes and latency count alike."""
+        shares = [value / (self.whole.get(name) or 1.0) for name, value in term.costs.items() if name != "error"]
+        return term if not shares else replace(term, costs={**term.costs, "balanced": np.sum(shares, axis=0)})
+
     def _others(self) -> list[Term]:
         """Returns the bytes of the weights that no level is chosen for, as far as they lose channels."""
         chosen = {id(self._subject.products[name].target.variable) for name in self._rows}
@@ -114,11 +156,17 @@ class Costs:
         return [term for term in found if term.variables]
 
     def _products(
-        self, parts: Sequence[Sequence[tuple[str | None, float]]], variables: tuple[int, ...], of_entry: np.ndarray
+        self,
+        parts: Sequence[Sequence[tuple[str | None, float]]],
+        variables: tuple[int, ...],
+        of_entry: np.ndarray,
+        cost: str = "bytes",
     ) -> list[Term]:
-        """Returns the bytes of an array whose axes have the channels of groups, one term for each combination."""
+        """Returns the cost of an array whose axes have the channels of groups, one term for each combination."""
         return [
-            self._term(variables, [group for group, _ in chosen], math.prod(size for _, size in chosen), of_entry)
+            self._term(
+                variables, [group for group, _ in chosen], math.prod(size for _, size in chosen) * of_entry, cost
+            )
             for chosen in itertools.product(*parts)
         ]
 
@@ -136,32 +184,25 @@ class Costs:
         rest = length - sum(size for _, size in found)
         return [*found, (None, rest)] if rest > 1e-9 or not found else found
 
-    def _term(
-        self, variables: tuple[int, ...], groups: Sequence[str | None], size: float, of_entry: np.ndarray
-    ) -> Term:
+    def _term(self, variables: tuple[int, ...], groups: Sequence[str | None], table: np.ndarray, cost: str) -> Term:
         named = [group for group in groups if group is not None]
         distinct = list(dict.fromkeys(named))
-        table = size * of_entry
         for group in distinct:
             shares = np.array([row.kept / row.channels for row in self._groups[group]]) ** named.count(group)
             table = table[..., None] * shares
-        return Term((*variables, *(self._number[group] for group in distinct)), {"bytes": table})
+        return Term((*variables, *(self._number[group] for group in distinct)), {cost: table})
 
-    def least_bytes(self, error: float) -> Mixture:
-        """Returns the mixture of fewest bytes whose error is at most so large.
+    def least(self, name: str, bounds: Mapping[str, float]) -> Mixture:
+        """Returns the mixture of least error or cost within bounds.
 
-        Raises:
-            Unreachable: There is none.
-        """
-        return self._mixture(choose(self.sizes, self.terms, "bytes", {"error": error}))
-
-    def least_error(self, size: float) -> Mixture:
-        """Returns the mixture of least error with at most so many counted bytes.
+        Args:
+            name: "error", "bytes", "latency", or "balanced": the sum of the last two, as shares of the whole model's.
+            bounds: Name of another one -> the most.
 
         Raises:
             Unreachable: There is none.
         """
-        return self._mixture(choose(self.sizes, self.terms, "error", {"bytes": size}))
+        return self._mixture(choose(self.sizes, self.terms, name, bounds))
 
     @property
     def errors(self) -> tuple[float, float]:
@@ -175,7 +216,8 @@ class Costs:
         at = dict(zip(self._number, choice.levels, strict=True))
         levels = {name: rows[at[name]].level for name, (rows, _) in self._rows.items()}
         kept = {name: rows[at[name]].kept for name, rows in self._groups.items()}
-        return Mixture(levels, kept, choice.totals["error"], choice.totals["bytes"], choice.gap)
+        costs = {name: value for name, value in choice.totals.items() if name in ("bytes", "latency")}
+        return Mixture(levels, kept, choice.totals["error"], costs, choice.gap)
 
 
 def _restricted(table: Table, techniques: Sequence[str]) -> Table:
@@ -187,4 +229,4 @@ def _restricted(table: Table, techniques: Sequence[str]) -> Table:
         and ("quantize" in techniques or (row.bits, row.rate) == (8, 0.0))
     ]
     removals = [row for row in table.removals if "shrink" in techniques or row.kept == row.channels]
-    return Table(table.settings, tuple(weights), tuple(removals))
+    return replace(table, weights=tuple(weights), removals=tuple(removals))

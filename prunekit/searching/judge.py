@@ -20,6 +20,8 @@ from prunekit.sparsity.array_ops import array_of
 # chosen one is judged; and the least number of all.
 FITTED, MEASURED, CHOOSING, JUDGING = 256, 256, 2048, 2048
 LEAST = 128
+# Examples that are read, of which these are drawn.
+_READ = 4 * (FITTED + MEASURED + CHOOSING + JUDGING)
 
 
 class SearchData:
@@ -28,6 +30,7 @@ class SearchData:
     Args:
         data: As for `pk.search`.
         seed: Seed of the draw.
+        everything: True reads all data, for a training; False as many examples as the parts need.
 
     Attributes:
         fitted: Inputs to which layers are fitted.
@@ -35,13 +38,14 @@ class SearchData:
         held_out: Inputs of both remaining parts, those for the choice first.
         labels: Labels of these, or None.
         choosing: Number of examples for the choice.
+        trained: (inputs, labels or None) of all examples that neither choose nor judge.
 
     Raises:
         ValueError: There are too few examples.
     """
 
-    def __init__(self, data: Any, seed: int):
-        inputs, labels = _gathered(data)
+    def __init__(self, data: Any, seed: int, *, everything: bool = False):
+        inputs, labels = _gathered(data, None if everything else _READ)
         count = len(keras.tree.flatten(inputs)[0])
         if count < LEAST:
             raise ValueError(
@@ -54,7 +58,10 @@ class SearchData:
         self.choosing = min(CHOOSING, len(rest) // 2)
         self.fitted = _rows(inputs, np.sort(order[:fitted]))
         self.measured = _rows(inputs, np.sort(order[fitted : fitted + measured]))
-        rest = rest[: self.choosing + min(JUDGING, len(rest) - self.choosing)]
+        last = self.choosing + min(JUDGING, len(rest) - self.choosing)
+        taught = np.concatenate([order[: fitted + measured], rest[last:]]) if everything else order[:0]
+        self.trained = _rows(inputs, taught), None if labels is None else _rows(labels, taught)
+        rest = rest[:last]
         self.held_out = _rows(inputs, rest)
         self.labels = None if labels is None else _rows(labels, rest)
 
@@ -64,13 +71,13 @@ class SearchData:
         return len(keras.tree.flatten(self.held_out)[0]) - self.choosing
 
 
-def _gathered(data: Any) -> tuple[Any, Any]:
-    """Returns inputs and labels of all batches, or of as many examples as a search reads."""
+def _gathered(data: Any, most: int | None) -> tuple[Any, Any]:
+    """Returns inputs and labels of all batches, or of about so many examples."""
     batches, count = [], 0
     for inputs, labels, _ in weighted_batches_of(data):
         batches.append((inputs, labels))
         count += len(keras.tree.flatten(inputs)[0])
-        if count >= 4 * (FITTED + MEASURED + CHOOSING + JUDGING):
+        if most is not None and count >= most:
             break
     labelled = all(labels is not None for _, labels in batches)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.plain_data import Record
@@ -23,6 +25,9 @@ class SearchPoint(Record):
         bytes: Bytes of the file.
         drop: By how much the metric is worse than that of the model, on the examples for the choice.
         delivered: True for the one that was delivered.
+        trained: True if it was trained.
+        seconds: Seconds of a call on this machine; None if they were not measured.
+        counted_seconds: The sum of those of its layers, each as a file of its own.
     """
 
     predicted_error: float
@@ -31,6 +36,9 @@ class SearchPoint(Record):
     bytes: int
     drop: float
     delivered: bool = False
+    trained: bool = False
+    seconds: float | None = None
+    counted_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,23 @@ class SearchedGroup(Record):
 
 
 @dataclass(frozen=True)
+class TechniqueAlone(Record):
+    """What some techniques reach at the predicted error of the file; counted, not made.
+
+    Attributes:
+        techniques: Their names.
+        error: The predicted error.
+        bytes: Counted bytes.
+        seconds: Counted seconds; None where no layer was measured.
+    """
+
+    techniques: str
+    error: float
+    bytes: float
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class SearchReport(Displayed):
     """What `pk.search` found.
 
@@ -92,9 +117,14 @@ class SearchReport(Displayed):
         groups: How many channels each group keeps.
         skipped: Weights that no level was chosen for, with reasons.
         notes: Remarks.
+        profile: What was minimised within the drop: "small", "balanced" or "fast".
+        asked_seconds: The most seconds of a call that were asked for; None if none were.
+        seconds: Seconds of a call of the file; None if latency was not asked about.
+        seconds_before: Those of the model's LiteRT file in float32.
+        alone: What each technique alone, and all of them, reach at the same predicted error.
     """
 
-    derived: ClassVar[tuple[str, ...]] = ("drop", "rank_correlation")
+    derived: ClassVar[tuple[str, ...]] = ("drop", "rank_correlation", "front")
     main_items: ClassVar[str] = "weights"
 
     model_name: str
@@ -113,6 +143,26 @@ class SearchReport(Displayed):
     groups: tuple[SearchedGroup, ...]
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
+    profile: str = "small"
+    asked_seconds: float | None = None
+    seconds: float | None = None
+    seconds_before: float | None = None
+    alone: tuple[TechniqueAlone, ...] = ()
+
+    @property
+    def front(self) -> tuple[SearchPoint, ...]:
+        """The files that no other one is better than in bytes, seconds and drop, by their bytes."""
+
+        def costs(one: SearchPoint) -> tuple[float, ...]:
+            return one.bytes, one.seconds or 0.0, one.drop
+
+        def beaten(one: SearchPoint) -> bool:
+            return any(
+                costs(other) != costs(one) and all(a <= b for a, b in zip(costs(other), costs(one), strict=True))
+                for other in self.points
+            )
+
+        return tuple(one for one in self.points if not beaten(one))
 
     @property
     def drop(self) -> float:
@@ -133,15 +183,19 @@ class SearchReport(Displayed):
         """Returns one sentence: bytes and the metric before and after."""
         times = self.bytes_before / self.bytes
         change = f"{self.metric.title} {self.metric.text(self.before)} -> {self.metric.text(self.after)}"
-        return f"{self.bytes:,} bytes, {times:.1f} times smaller than the weights in float32; {change}."
+        time = "" if self.seconds is None else f" {1000 * self.seconds:.3g} ms"
+        if self.seconds and self.seconds_before:
+            time += f", {self.seconds_before / self.seconds:.1f} times faster than the file in float32;"
+        return f"{self.bytes:,} bytes, {times:.1f} times smaller than the weights in float32;{time} {change}."
 
     def sections(self) -> tuple[Section, ...]:
-        """Returns the result, the files that were made, weights and groups."""
-        return self._result(), self._points(), self._weights(), self._groups()
+        """Returns the result, the files that were made, techniques alone, weights and groups."""
+        alone = (self._alone(),) if self.alone else ()
+        return self._result(), self._points(), *alone, self._weights(), self._groups()
 
     def _result(self) -> Section:
         kind = self.metric.column
-        columns = (
+        columns: tuple[Column, ...] = (
             Column("Bytes", "bytes"),
             Column("In float32", "bytes"),
             Column(self.metric.heading, kind),
@@ -149,7 +203,14 @@ class SearchReport(Displayed):
             Column("Drop", "number"),
             Column("Allowed", "number", keep=5),
         )
-        row = (self.bytes, self.bytes_before, self.after, self.before, self.drop, self.asked_drop)
+        row: tuple[Any, ...] = (self.bytes, self.bytes_before, self.after, self.before, self.drop, self.asked_drop)
+        if self.seconds is not None:
+            columns += (
+                Column("Call", "latency"),
+                Column("In float32", "latency"),
+                Column("Allowed", "latency", keep=5),
+            )
+            row += (self.seconds, self.seconds_before, self.asked_seconds)
         fitted, measured, choosing, judging = self.examples
         return Section(
             "The file",
@@ -162,7 +223,7 @@ class SearchReport(Displayed):
         )
 
     def _points(self) -> Section:
-        columns = (
+        columns: tuple[Column, ...] = (
             Column("", "status"),
             Column("Bytes", "bytes"),
             Column("Counted", "bytes", keep=4),
@@ -170,19 +231,26 @@ class SearchReport(Displayed):
             Column("Predicted error", "number", keep=5, digits=3),
             Column("Measured error", "number", keep=5, digits=3),
         )
+        timed = any(one.seconds is not None for one in self.points)
+        if timed:
+            columns += (Column("Call", "latency"), Column("Counted call", "latency", keep=4))
         rows = tuple(
             (
-                "delivered" if one.delivered else "",
+                ", ".join(word for word, is_so in (("delivered", one.delivered), ("trained", one.trained)) if is_so),
                 one.bytes,
                 round(one.counted_bytes),
                 one.drop,
                 one.predicted_error,
                 one.error,
+                *((one.seconds, one.counted_seconds) if timed else ()),
             )
             for one in self.points
         )
         ranks = self.rank_correlation
-        notes = () if ranks is None else (f"Rank correlation of predicted and measured errors: {ranks:.2f}.",)
+        notes: tuple[str, ...] = (
+            () if ranks is None else (f"Rank correlation of predicted and measured errors: {ranks:.2f}.",)
+        )
+        notes += self._fit_of_latency()
         return Section(
             "Files that were made",
             columns,
@@ -192,6 +260,39 @@ class SearchReport(Displayed):
             "time.",
             notes=notes,
             pictures=(self.picture,),
+        )
+
+    def _fit_of_latency(self) -> tuple[str, ...]:
+        """Returns a note on how well the sum over the layers says the latency of files."""
+        pairs = np.array([(one.counted_seconds, one.seconds) for one in self.points if one.seconds is not None])
+        if len(pairs) < 3 or np.ptp(pairs[:, 0]) == 0:
+            return ()
+        slope, start = np.polyfit(pairs[:, 0], pairs[:, 1], 1)
+        left = pairs[:, 1] - slope * pairs[:, 0] - start
+        share = 1 - np.square(left).sum() / max(np.square(pairs[:, 1] - pairs[:, 1].mean()).sum(), 1e-30)
+        return (
+            f"A call takes {slope:.2f} times the sum over its layers {'+' if start >= 0 else '-'} "
+            f"{1000 * abs(start):.3g} ms (R2 {share:.2f}).",
+        )
+
+    def _alone(self) -> Section:
+        """Returns what techniques alone would reach."""
+        timed = any(one.seconds is not None for one in self.alone)
+        columns = (
+            Column("Techniques", "label"),
+            Column("Counted bytes", "bytes"),
+            Column("Predicted error", "number", keep=5, digits=3),
+            *((Column("Counted call", "latency"),) if timed else ()),
+        )
+        rows = tuple(
+            (one.techniques, round(one.bytes), one.error, *((one.seconds,) if timed else ())) for one in self.alone
+        )
+        return Section(
+            "Techniques alone",
+            columns,
+            rows,
+            explanation="Each at its best setting for the predicted error of the file that was delivered; counted, "
+            "not made.",
         )
 
     @property

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prunekit.anatomy.records.plain_data import Record
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.searching.candidates import Level, candidates, removal_changes
+from prunekit.searching.latencies import LayerSeconds
 from prunekit.searching.repaired_scan import RepairedScan
 from prunekit.searching.searched_model import SearchedModel
 
@@ -77,11 +78,15 @@ class Table(Record):
         settings: What determines the rows: digests of model and data, levels.
         weights: Rows of weights.
         removals: Rows of removals.
+        latencies: Seconds of layers, on `machine`; empty where no question was about latency.
+        machine: The machine and LiteRT that measured them.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
     weights: tuple[WeightRow, ...] = ()
     removals: tuple[RemovalRow, ...] = ()
+    latencies: tuple[LayerSeconds, ...] = ()
+    machine: str = ""
 
     def of_weight(self, name: str) -> list[WeightRow]:
         """Returns the rows of a weight."""
@@ -126,12 +131,12 @@ class _Scan:
         progress: Progress | None,
     ):
         self._subject, self._levels, self._keep, self._progress = subject, levels, keep, progress
-        self._settings, self._weights, self._removals = known.settings, list(known.weights), list(known.removals)
+        self._known, self._weights, self._removals = known, list(known.weights), list(known.removals)
         self._total = len(subject.products) + len(subject.orders)
 
     @property
     def table(self) -> Table:
-        return Table(self._settings, tuple(self._weights), tuple(self._removals))
+        return replace(self._known, weights=tuple(self._weights), removals=tuple(self._removals))
 
     @property
     def complete(self) -> bool:

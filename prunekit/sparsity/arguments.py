@@ -3,14 +3,18 @@
 import math
 import re
 import reprlib
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
+
+from prunekit.suggestions import did_you_mean
 
 # Optimizers count their updates in 64 bits.
 LARGEST = 2**63 - 1
 # Bytes of activations that operations keep, unless `memory` is given.
 MEMORY = 1e9
 _UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def fraction(name: str, value: Any) -> float:
@@ -57,6 +61,40 @@ def number_of_bytes(name: str, value: Any) -> float:
     if not (0 if unit else 1e4) < count < math.inf:
         raise ValueError(f"{name} must be bytes, such as 500MB, 1GB or 1e9. Received: {value!r}.")
     return count
+
+
+def time_or_share(name: str, value: Any) -> tuple[float, bool]:
+    """Returns (seconds, False) of a time such as "2ms", or (share, True) of a share of another time, in (0, 1].
+
+    >>> time_or_share("latency", "2 ms")
+    (0.002, False)
+    """
+    if isinstance(value, str):
+        number, unit = re.fullmatch(r"(.*?)\s*([mu]?s)?", value, re.DOTALL).groups()  # type: ignore[union-attr]
+        try:
+            seconds = float(number) * (_TIMES[unit] if unit else math.nan)
+        except ValueError:
+            seconds = math.nan
+        if not 0.0 < seconds < math.inf:
+            raise ValueError(
+                f"{name} must be a time, such as 2ms or 500us, or a share such as 0.5. Received: {value!r}."
+            )
+        return seconds, False
+    share = float(positive(name, value))
+    if share > 1.0:
+        raise ValueError(
+            f"{name} must be a share of the time of the model's float32 file, at most 1, or a time such as '2ms'. "
+            f"Received: {name}={value}."
+        )
+    return share, True
+
+
+def one_of(name: str, value: Any, known: Sequence[str]) -> str:
+    """Returns the value if it is one of the known names."""
+    if value not in known:
+        hint = did_you_mean(str(value), known)
+        raise ValueError(f"`{name}` is one of {', '.join(known)}. Received: {value!r}.{hint}")
+    return str(value)
 
 
 def non_negative(name: str, value: Any) -> float:

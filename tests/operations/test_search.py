@@ -9,9 +9,10 @@ from ai_edge_litert.interpreter import Interpreter
 from keras import layers as L
 
 import prunekit as pk
-from prunekit.operations.search import FILE, MODEL, REPORT, TABLE
+from prunekit.operations.search import FILE, MODEL, REPORT
 from prunekit.reports import SearchReport
 from prunekit.searching.judge import Judge
+from prunekit.searching.search_run import TABLE
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,13 @@ def test_the_report_tells_what_the_model_and_the_file_have(found):
     again = SearchReport(**{**vars(result.report)})
     assert json.loads((folder / REPORT).read_text())["bytes"] == again.bytes
     shown = result.report.sections()
-    assert [section.title for section in shown] == ["The file", "Files that were made", "Weights", "Channels"]
+    assert [section.title for section in shown] == [
+        "The file",
+        "Files that were made",
+        "Techniques alone",
+        "Weights",
+        "Channels",
+    ]
     assert f"on {result.report.examples[3]} examples that no choice has seen" in shown[0].explanation
     assert shown[0].rows[0][0] == result.report.bytes and len(shown[1].rows) == len(result.report.points)
 

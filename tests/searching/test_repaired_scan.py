@@ -230,7 +230,7 @@ def test_counted_bytes_are_those_of_the_smaller_weights():
     costs = Costs(subject, table, packed=False)
     low, high = costs.errors
     for bound in np.geomspace(max(low, 1e-9) * 1.01, high, 4):
-        mixture = costs.least_bytes(float(bound))
+        mixture = costs.least("bytes", {"error": float(bound)})
         assert mixture.error <= bound
         removed = subject.removed({name: kept for name, kept in mixture.kept.items()})
         sizes = subject.channels.sizes(subject.channels.kept_numbers(removed))
@@ -249,7 +249,7 @@ def test_counted_bytes_are_those_of_the_smaller_weights():
             units = kept[0] if kept else layer.kernel.shape[-1]
             stored = target.size * 4 if target.size < 64 else size * level.bits / 8
             expected += stored + 8 * units
-        assert mixture.bytes == pytest.approx(expected, rel=0.02)
+        assert mixture.costs["bytes"] == pytest.approx(expected, rel=0.02)
     assert product_of(subject.targets[0]).target.name in subject.products
 
 
@@ -268,8 +268,11 @@ def test_weights_without_levels_count_where_they_lose_channels():
     ]
     table = Table({}, (WeightRow("head/kernel", 0.0, 8, 0.0, 0.0, 7.0),), tuple(rows))
     costs = Costs(subject, table, packed=False)
-    whole, least = costs.least_bytes(1e-12), costs.least_bytes(1e6)
+    whole, least = (costs.least("bytes", {"error": bound}) for bound in (1e-12, 1e6))
     assert set(whole.kept) == set(subject.orders) and set(least.kept.values()) == {1}
     names = {weight.path: weight for weight in model.weights}
     several = [weight for path, weight in names.items() if len(weight.shape) > 1 and "head" not in path.split("/")[-2]]
-    assert whole.bytes > 0.6 * sum(np.prod(weight.shape) for weight in several) and least.bytes < 0.2 * whole.bytes
+    assert (
+        whole.costs["bytes"] > 0.6 * sum(np.prod(weight.shape) for weight in several)
+        and least.costs["bytes"] < 0.2 * whole.costs["bytes"]
+    )

@@ -138,6 +138,11 @@ def _samples(model: Any, inputs: Any, *, sized: bool) -> Any:
     return keras.tree.map_structure(drawn, declared)
 
 
+def machine() -> str:
+    """Returns what latencies depend on: the processor, and the version of LiteRT."""
+    return f"{_processor()}, ai-edge-litert {version_of('ai-edge-litert')}"
+
+
 def _processor() -> str:
     """Returns the name of the processor."""
     with contextlib.suppress(OSError):

@@ -1,0 +1,114 @@
+"""Trains the mixture that a search chose: on integers, with its zeros, and with the model as its teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from prunekit.core.data.calibration import CheckedData
+from prunekit.operations.quantization_callback import QuantizationCallback
+from prunekit.searching.judge import SearchData
+from prunekit.searching.search_run import Train
+from prunekit.sparsity.arguments import positive, whole
+from prunekit.suggestions import did_you_mean
+from prunekit.techniques.distill.distillation_callback import DistillationCallback
+from prunekit.techniques.pruning.training.keep_zeros import KeepZeros
+from prunekit.techniques.quantize.quantization_state import QuantizationState
+from prunekit.techniques.shrink.channels.optimizer_state import compile_like
+
+SETTINGS = ("epochs", "data", "learning_rate", "batch_size")
+_RATE, _BATCH = 1e-3, 32
+# Fewest examples that a training makes sense with.
+_LEAST = 128
+
+
+class MixtureTraining:
+    """A training of mixtures of a model.
+
+    Args:
+        model: The model; it is not changed.
+        given: Settings, or a function of a model and callbacks; see `pk.search`.
+
+    Raises:
+        TypeError, ValueError: A setting is unknown or wrong; the model is not compiled.
+    """
+
+    def __init__(self, model: Any, given: Any):
+        self._model = model
+        self._function: Callable[[Any, list[Any]], Any] | None = given if callable(given) else None
+        if self._function is not None:
+            return
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                "`training` is a mapping such as {'epochs': 3}, or a function of a model and callbacks. Received: "
+                f"{given!r}."
+            )
+        wrong = next((name for name in given if name not in SETTINGS), None)
+        if wrong is not None or "epochs" not in given:
+            names, hint = ", ".join(map(str, given)) or "nothing", did_you_mean(str(wrong or ""), SETTINGS)
+            raise ValueError(f"`training` has epochs, and may have {', '.join(SETTINGS[1:])}. Received: {names}.{hint}")
+        self._epochs = whole("training['epochs']", given["epochs"], 1)
+        self._rate = float(positive("training['learning_rate']", given.get("learning_rate", _RATE)))
+        self._batch = whole("training['batch_size']", given.get("batch_size", _BATCH), 1)
+        self._data = given.get("data")
+        if not getattr(model, "compiled", False):
+            raise ValueError(
+                "The loss of a training is the one that the model is compiled with. Received: a model that is not "
+                "compiled. Call model.compile(loss=...), or pass a function as `training`."
+            )
+        if self._data is not None:
+            next(iter(CheckedData(model, self._data)))
+
+    @property
+    def needs_examples(self) -> bool:
+        """True if examples of the search are trained on."""
+        return self._function is None and self._data is None
+
+    def of(self, examples: SearchData) -> Train:
+        """Returns the training as a function of a model, the bits of its weights, and whether zeros are kept.
+
+        Raises:
+            ValueError: There are too few examples to train on.
+        """
+        if self.needs_examples:
+            inputs, labels = examples.trained
+            count = len(keras.tree.flatten(inputs)[0])
+            if count < _LEAST or labels is None:
+                has = f"{count} examples that neither choose nor judge" if labels is not None else "no labels"
+                raise ValueError(
+                    f"A training needs labels, and {_LEAST} examples or more. Received: {has}. Pass training="
+                    "{'epochs': ..., 'data': (inputs, labels)}."
+                )
+
+        def train(model: Any, bits: Mapping[str, int], keeps_zeros: bool) -> QuantizationState:
+            callback = QuantizationCallback(examples.fitted, bits=dict(bits))
+            callbacks = [*([KeepZeros()] if keeps_zeros else []), callback, DistillationCallback(self._model)]
+            if self._function is not None:
+                self._function(model, callbacks)
+            else:
+                self._fit(model, examples, callbacks)
+            return callback.report.state
+
+        return train
+
+    def _fit(self, model: Any, examples: SearchData, callbacks: list[Any]) -> None:
+        given = examples.trained if self._data is None else self._data
+        pair = isinstance(given, tuple)
+        steps = -(-len(keras.tree.flatten(given[0])[0]) // self._batch) if pair else _length(given)
+        rate: Any = self._rate
+        if steps is not None:
+            rate = keras.optimizers.schedules.CosineDecay(rate, self._epochs * steps)
+        compile_like(self._model, model, keras.optimizers.Adam(rate))
+        arguments = {"batch_size": self._batch} if pair else {}
+        inputs = given if pair else (given,)
+        model.fit(*inputs, epochs=self._epochs, verbose=0, callbacks=callbacks, **arguments)
+
+
+def _length(data: Any) -> int | None:
+    """Returns the number of batches; None if it is not known."""
+    try:
+        return len(data)
+    except TypeError:
+        return None

@@ -1,0 +1,220 @@
+"""Latencies: of a model's layers at several widths, each as a file of its own, and of whole files.
+
+The latency of a layer is taken to be bilinear in the shares of its inputs and outputs that are kept: four files of one
+layer, whole and with half of the inputs, of the outputs and of both, say what it is between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.anatomy.layers.targets import Target
+from prunekit.anatomy.records.plain_data import Record
+from prunekit.core.outputs.graph_steps import steps_of
+from prunekit.delivery.integers.integer_export import integer_file
+from prunekit.delivery.litert.latency import Latencies, input_arrays, measured_latencies, plain_file
+from prunekit.delivery.litert.litert import input_specs
+from prunekit.searching.searched_model import SearchedModel
+from prunekit.techniques.quantize.after_training import quantize_model
+from prunekit.techniques.quantize.grids.grids import FEW_BITS
+from prunekit.techniques.quantize.options import QuantizationOptions
+
+# Seconds for each file of one layer, of all turns together; and for whole files, or until their share is so exact.
+_LAYER_SECONDS, _LEAST_SECONDS, _FILE_SECONDS, _PRECISION = 0.2, 3.0, 6.0, 0.01
+_WIDTHS = {keras.layers.Dense: "units", keras.layers.Conv1D: "filters", keras.layers.Conv2D: "filters"}
+_WIDTHS |= {keras.layers.Conv2DTranspose: "filters"}
+_DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
+
+
+@dataclass(frozen=True)
+class LayerSeconds(Record):
+    """Seconds of a call of one layer: constant + inputs * u + outputs * v + both * u * v, for shares u and v.
+
+    Attributes:
+        weight: Name of its weight.
+        bits: Bits of an entry of the weight in the file.
+        constant: See above.
+        inputs: Factor of the share of its inputs that is kept.
+        outputs: Factor of the share of its outputs that is kept.
+        both: Factor of their product.
+    """
+
+    weight: str
+    bits: int
+    constant: float
+    inputs: float
+    outputs: float
+    both: float
+
+
+def by_weight(rows: Sequence[LayerSeconds]) -> dict[str, dict[int, LayerSeconds]]:
+    """Returns weight -> bits -> row."""
+    found: dict[str, dict[int, LayerSeconds]] = {}
+    for row in rows:
+        found.setdefault(row.weight, {})[row.bits] = row
+    return found
+
+
+def layer_axes(target: Target) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the axes of a weight that number the layer's inputs, and those that number its outputs, each once."""
+    if isinstance(target.layer, _DEPTHWISE):
+        return tuple(target.out_axes[:1] or target.in_axes[:1]), ()
+    return tuple(target.in_axes), tuple(axis for axis in target.out_axes if axis not in target.in_axes)
+
+
+def stored_width(bits: int) -> int:
+    """Returns the bits of an entry in a LiteRT file."""
+    return FEW_BITS if bits <= FEW_BITS else 8
+
+
+def layer_latencies(
+    subject: SearchedModel, inputs: Any, bits: Sequence[int], progress: Callable[[int, int, str], None]
+) -> list[LayerSeconds]:
+    """Measures the layer of each weight whose level is chosen, one thread, all files in turns.
+
+    Args:
+        subject: The model.
+        inputs: Some inputs of the model.
+        bits: Bits that a file stores.
+        progress: Told of each file: (done, total, text).
+
+    Raises:
+        ScriptFailed: A file does not run.
+    """
+    shapes = _input_shapes(subject, inputs)
+    wanted: dict[str, list[tuple[int, float, float, str]]] = {}
+    makers: dict[str, Callable[[], tuple[bytes, dict[str, np.ndarray]]]] = {}
+    for name, product in subject.products.items():
+        layer = product.target.layer
+        if layer.name not in shapes:
+            continue
+        for width, corner in itertools.product(bits, _corners(layer)):
+            one = _OneLayer(layer, shapes[layer.name], width, *corner)
+            makers.setdefault(one.key, one.file)
+            wanted.setdefault(name, []).append((width, *one.shares, one.key))
+    numbers = {key: number for number, key in enumerate(makers)}
+    with tempfile.TemporaryDirectory() as folder:
+        paths, arrays = [], []
+        for number, make in enumerate(makers.values()):
+            content, given = make()
+            paths.append(Path(folder, f"{number}.tflite"))
+            paths[-1].write_bytes(content)
+            arrays.append(given)
+            progress(number + 1, len(makers), "a file of one layer")
+        found = measured_latencies(paths, arrays, max(_LEAST_SECONDS, _LAYER_SECONDS * len(paths)))
+    rows = []
+    for name, corners in wanted.items():
+        for width in bits:
+            points = [(u, v, found.seconds(numbers[key])) for wide, u, v, key in corners if wide == width]
+            rows.append(LayerSeconds(name, width, *_bilinear(points)))
+    return rows
+
+
+def _input_shapes(subject: SearchedModel, inputs: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of what each layer reads, without the batch, by the layer's name."""
+    first = keras.tree.map_structure(lambda leaf: leaf[:1], inputs)
+    steps = steps_of(subject.model, first)
+    values = dict(zip(steps.inputs, steps.flat_inputs(first), strict=True))
+    layers = {id(product.target.layer) for product in subject.products.values()}
+    found = {}
+    for step in steps.steps:
+        if id(step.layer) in layers and len(step.reads) == 1:
+            found[step.layer.name] = tuple(values[step.reads[0]].shape[1:])
+        step.compute(values)
+    return found
+
+
+def _corners(layer: Any) -> list[tuple[bool, bool]]:
+    """Returns (whether inputs are halved, whether outputs are) of the files of a layer."""
+    if isinstance(layer, _DEPTHWISE):
+        return [(False, False), (True, False)]
+    if type(layer) not in _WIDTHS or getattr(layer, "groups", 1) != 1:
+        return [(False, False)]
+    return [(half_in, half_out) for half_in in (False, True) for half_out in (False, True)]
+
+
+class _OneLayer:
+    """A model of one layer, whole or with half of its inputs or outputs."""
+
+    def __init__(self, layer: Any, shape: tuple[int, ...], bits: int, half_in: bool, half_out: bool):
+        self._kind, self._bits = type(layer), bits
+        self._config = {**layer.get_config(), "dtype": "float32"}
+        inputs = max(shape[-1] // 2, 1) if half_in else shape[-1]
+        self._shape = (*shape[:-1], inputs)
+        outputs = 1.0
+        if half_out:
+            width = _WIDTHS[type(layer)]
+            whole, self._config[width] = self._config[width], max(self._config[width] // 2, 1)
+            outputs = self._config[width] / whole
+        self.shares = inputs / shape[-1], outputs
+        told = {name: value for name, value in self._config.items() if name != "name" and "initializer" not in name}
+        self.key = json.dumps([self._kind.__name__, told, self._shape, bits], default=str, sort_keys=True)
+
+    def file(self) -> tuple[bytes, dict[str, np.ndarray]]:
+        """Returns the file, which reads and writes integers, and inputs of one call."""
+        inputs = keras.Input(self._shape)
+        model = keras.Model(inputs, self._kind.from_config(self._config)(inputs))
+        samples = np.random.default_rng(0).normal(size=(2, *self._shape)).astype("float32")
+        options = QuantizationOptions(self._bits, method="nearest", weight_ranges="minmax", activation_ranges="minmax")
+        state = quantize_model(model, options, samples)
+        with tempfile.TemporaryDirectory() as folder:
+            made = integer_file(
+                state.placement,
+                state.ranges,
+                state.formats,
+                structure=samples,
+                specs=input_specs(model, samples),
+                folder=Path(folder),
+                integer_io=("inputs", "outputs"),
+            )
+        return made.content, input_arrays(model, samples)
+
+
+def _bilinear(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float, float]:
+    """Returns (constant, inputs, outputs, both) of points (u, v, seconds); those of one point are its product's."""
+    if len(points) == 1:
+        return 0.0, 0.0, 0.0, points[0][2]
+    u, v, seconds = (np.array(column) for column in zip(*points, strict=True))
+    columns = [np.ones_like(u), u, v, u * v]
+    known = [len(set(u)) > 1, len(set(v)) > 1]
+    used = [True, known[0], known[1], all(known)]
+    matrix = np.stack([column * use for column, use in zip(columns, used, strict=True)], axis=1)
+    # The least solution: what is not used stays 0.
+    constant, inputs, outputs, both = map(float, np.linalg.lstsq(matrix, seconds, rcond=None)[0])
+    return constant, inputs, outputs, both
+
+
+class FileClock:
+    """Measures calls of files in turns with the model's file in float32.
+
+    Args:
+        model: The model.
+        inputs: Some of its inputs.
+
+    Attributes:
+        whole: Seconds of a call of the file in float32.
+    """
+
+    def __init__(self, model: Any, inputs: Any):
+        self._inputs, self._file = input_arrays(model, inputs), plain_file(model, inputs)
+        self.whole = self._measured(self._file).seconds(0)
+
+    def seconds(self, content: bytes) -> float:
+        """Returns the seconds of a call: those of the file in float32, times the share of both in the same turns."""
+        return self.whole * self._measured(self._file, content).share(1)[0]
+
+    def _measured(self, *files: bytes) -> Latencies:
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [Path(folder, f"{number}.tflite") for number in range(len(files))]
+            for path, content in zip(paths, files, strict=True):
+                path.write_bytes(content)
+            return measured_latencies(paths, [self._inputs] * len(files), _FILE_SECONDS, _PRECISION)

@@ -1,0 +1,253 @@
+"""One search: the scan, the question, the files, and the report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from prunekit.anatomy.files.digests import architecture_digest, data_digest, model_digest
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.layerwise.layerwise import Progress
+from prunekit.core.runtime.partial_files import replace_file
+from prunekit.delivery.litert.model_measures import machine
+from prunekit.searching.building import Built, build, written
+from prunekit.searching.choice import Unreachable
+from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
+from prunekit.searching.finding import MINIMISED, Finder, Made, Profile, Question
+from prunekit.searching.judge import Judge, SearchData, batched
+from prunekit.searching.latencies import FileClock, by_weight, layer_latencies
+from prunekit.searching.repaired_scan import RepairedScan
+from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport, TechniqueAlone
+from prunekit.searching.searched_model import SearchedModel
+from prunekit.searching.table import STORED_BITS, Table, levels_for, scan, settings_of
+from prunekit.sparsity.array_ops import array_of
+from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES
+from prunekit.techniques.quantize.quantization_state import QuantizationState
+
+TABLE = "scan.json"
+# Trains a model on integers, in place: (model, bits of its weights, whether zeros are kept) -> the quantized model.
+Train = Callable[[Any, Mapping[str, int], bool], QuantizationState]
+
+
+class SearchRun:
+    """One search.
+
+    Args:
+        model: The model; it is not changed.
+        data: Its examples, in their parts.
+        target: "litert" or "packed".
+        techniques: What may be chosen, names of `TECHNIQUES`.
+        memory: Largest number of bytes of activations that are kept.
+        progress: Told of each scanned weight and each file: (done, total, text).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        data: SearchData,
+        target: str,
+        techniques: Sequence[str],
+        memory: float,
+        progress: Progress | None,
+    ):
+        self._model, self._data, self._memory, self._techniques = model, data, memory, techniques
+        self._progress: Progress = progress or (lambda done, total, text: None)
+        self._target, self._packed = target, target == "packed"
+        self._subject = SearchedModel(model, data.fitted)
+        self._judge = Judge(model, data)
+        self._clock: FileClock | None = None
+
+    def _check_drop(self, drop: float) -> None:
+        """Refuses points where a fraction is wanted."""
+        metric = self._judge.metric
+        if metric.fraction and drop >= 1:
+            raise ValueError(
+                f"A drop of {metric.title} is a fraction, below 1. Received: drop={drop:g}. For {drop:g} points, pass "
+                f"{drop / 100:g}."
+            )
+
+    def question(
+        self, drop: float | None, most: int | None, time: tuple[float, bool] | None, profile: Profile
+    ) -> Question:
+        """Returns the question, with the latency in seconds.
+
+        Args:
+            drop: Most drop.
+            most: Most bytes.
+            time: (most seconds, False), or (most share of the time of the model's file in float32, True).
+            profile: What is minimised within the drop.
+
+        Raises:
+            ValueError: The drop is in points, where the metric is a fraction.
+        """
+        if drop is not None:
+            self._check_drop(drop)
+        seconds = None
+        if time is not None or profile != "small":
+            self._clock = FileClock(self._model, self._data.fitted)
+            if time is not None:
+                seconds = time[0] * self._clock.whole if time[1] else time[0]
+        return Question(drop, most, seconds, profile)
+
+    def scan(self, path: Path | None, question: Question) -> None:
+        """Measures all levels, or takes them from a file, which is kept up to date."""
+        levels = levels_for(packed=self._packed)
+        hashes = {
+            "model": model_digest(self._model),
+            "architecture": architecture_digest(self._model),
+            "data": data_digest((self._data.fitted, self._data.measured)),
+        }
+        settings = settings_of(levels, hashes)
+        known = Table(settings) if path is None else _kept_table(path, settings)
+
+        def keep(table: Table) -> None:
+            if path is not None:
+                replace_file(path, (json.dumps(table.to_dict(), indent=1) + "\n").encode())
+
+        fitted, measured = batched(self._data.fitted, 64), batched(self._data.measured, 128)
+        products = list(self._subject.products.values())
+        self._table = scan(
+            self._subject,
+            lambda: RepairedScan(self._model, fitted, measured, products, self._memory),
+            levels,
+            known,
+            keep,
+            lambda done, total, name: self._progress(done, total, f"measured {name}"),
+        )
+        seconds = None
+        if question.is_timed:
+            if self._table.machine != machine() or not self._table.latencies:
+                rows = layer_latencies(self._subject, self._data.fitted, STORED_BITS, self._progress)
+                self._table = replace(self._table, latencies=tuple(rows), machine=machine())
+                keep(self._table)
+            seconds = by_weight(self._table.latencies)
+        self._seconds = seconds
+        self._costs = self._costs_of(self._techniques)
+
+    def _costs_of(self, techniques: Sequence[str]) -> Costs:
+        return Costs(self._subject, self._table, packed=self._packed, techniques=techniques, latencies=self._seconds)
+
+    def answer(self, question: Question, train: Train | None = None) -> tuple[Built, SearchReport]:
+        """Returns the file that answers a question, and how it was found.
+
+        Args:
+            question: The question.
+            train: Trains a mixture; None trains nothing.
+
+        Raises:
+            ValueError: No file answers it.
+        """
+        trained = None if train is None else lambda made: self._trained(made, train)
+        finder = Finder(question, self._costs, self._file, trained, self._progress)
+        made = finder.found()
+        return made.built, self._report(made, finder)
+
+    def _file(self, mixture: Mixture) -> Made:
+        data = self._data
+        built = build(self._subject, mixture, data.fitted, data.held_out, packed=self._packed, memory=self._memory)
+        return self._judged(mixture, built)
+
+    def _trained(self, made: Made, train: Train) -> Made:
+        bits = {name: level.bits or 8 for name, level in made.mixture.levels.items()}
+        state = train(made.built.model, bits, self._packed)
+        return self._judged(made.mixture, written(state, self._data.held_out, packed=self._packed), is_trained=True)
+
+    def _judged(self, mixture: Mixture, built: Built, *, is_trained: bool = False) -> Made:
+        seconds = None if self._clock is None else self._clock.seconds(built.file)
+        drops, error = self._judge.drops(built.outputs), self._judge.error(built.outputs)
+        return Made(mixture, built, drops, error, seconds, is_trained)
+
+    def _report(self, made: Made, finder: Finder) -> SearchReport:
+        before, after = self._judge.before[1], self._judge.values(made.built.outputs)[1]
+        points = [
+            SearchPoint(
+                predicted_error=one.mixture.error,
+                error=one.error,
+                counted_bytes=one.mixture.costs["bytes"],
+                bytes=one.built.bytes,
+                drop=one.drops[0],
+                delivered=one is made,
+                trained=one.is_trained,
+                seconds=one.seconds,
+                counted_seconds=one.mixture.costs.get("latency"),
+            )
+            for one in sorted(finder.made, key=lambda one: one.built.bytes)
+        ]
+        data, weights, question = self._data, self._model.weights, finder.question
+        return SearchReport(
+            model_name=self._model.name,
+            target=self._target,
+            metric=self._judge.metric,
+            before=before,
+            after=after,
+            asked_drop=question.drop,
+            asked_bytes=question.bytes,
+            examples=(_count(data.fitted), _count(data.measured), data.choosing, data.judging),
+            bytes_before=FLOAT_BYTES * sum(math.prod(one.shape) for one in weights),
+            bytes=made.built.bytes,
+            gap=made.mixture.gap,
+            points=tuple(points),
+            weights=tuple(self._rows_of_weights(made)),
+            groups=tuple(self._rows_of_groups(made.mixture)),
+            skipped=self._subject.skipped,
+            profile=question.profile,
+            asked_seconds=question.latency,
+            seconds=made.seconds,
+            seconds_before=None if self._clock is None else self._clock.whole,
+            alone=self._alone(made.mixture, question),
+        )
+
+    def _alone(self, mixture: Mixture, question: Question) -> tuple[TechniqueAlone, ...]:
+        """Returns what each technique alone would have at the error that is predicted of a mixture."""
+        used = [name for name in TECHNIQUES if name in self._techniques and (name != "prune" or self._packed)]
+        if len(used) < 2:
+            return ()
+        found = []
+        for names in [*((name,) for name in used), tuple(used)]:
+            costs = self._costs_of(names)
+            try:
+                one = costs.least(
+                    MINIMISED[question.profile], {"error": max(mixture.error, costs.errors[0]) * (1 + 1e-6)}
+                )
+            except Unreachable:
+                continue
+            found.append(TechniqueAlone(" and ".join(names), one.error, one.costs["bytes"], one.costs.get("latency")))
+        return tuple(found)
+
+    def _rows_of_weights(self, made: Made) -> list[SearchedWeight]:
+        rows = {(row.weight, row.level): row.error for row in self._table.weights}
+        targets, _ = find_targets(made.built.model, also=("depthwise_kernel", "embedding"))
+        stored = {target.name: array_of(target.variable) for target in targets}
+        found = []
+        for name, level in made.mixture.levels.items():
+            shape, zeros = tuple(self._subject.products[name].target.shape), float((stored[name] == 0).mean())
+            found.append(SearchedWeight(name, shape, zeros, level.bits or 32, level.rate, rows[name, level]))
+        return found
+
+    def _rows_of_groups(self, mixture: Mixture) -> list[SearchedGroup]:
+        rows = {(row.group, row.kept): row for row in self._table.removals}
+        found = [rows[pair] for pair in mixture.kept.items()]
+        return [SearchedGroup(row.group, row.channels, row.kept, row.error) for row in found]
+
+
+def _count(inputs: Any) -> int:
+    return len(keras.tree.flatten(inputs)[0])
+
+
+def _kept_table(path: Path, settings: dict[str, Any]) -> Table:
+    """Returns the table at a path if it is of the same model, data and levels; else an empty one."""
+    from prunekit.anatomy.records.plain_data import from_plain
+
+    try:
+        found: Table = from_plain(Table, json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return Table(settings)
+    except (ValueError, TypeError, RecursionError):
+        return Table(settings)
+    return found if found.settings == settings else Table(settings)
