@@ -18,7 +18,6 @@ from prunekit.delivery.plots.files_plot import files_figure
 from prunekit.delivery.plots.plots import to_png
 from prunekit.operations.search_training import MixtureTraining
 from prunekit.searching.costs import TECHNIQUES
-from prunekit.searching.finding import Profile
 from prunekit.searching.judge import SearchData
 from prunekit.searching.search_report import SearchReport
 from prunekit.searching.search_run import TABLE, SearchRun
@@ -31,11 +30,10 @@ from prunekit.sparsity.arguments import (
     time_or_share,
     whole,
 )
+from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchTechnique
 from prunekit.suggestions import did_you_mean
 from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 
-Target = Literal["litert", "packed"]
-Technique = Literal["shrink", "quantize", "prune"]
 REPORT, MODEL, FILE, PACKED = "search.json", "model.keras", "model.tflite", "model.pack"
 PICTURE = "search.png"
 
@@ -76,9 +74,9 @@ def search(  # noqa: PLR0913
     drop: float | None = None,
     bytes: float | str | None = None,
     latency: float | str | None = None,
-    profile: Profile = "small",
-    target: Target = "litert",
-    techniques: Literal["all"] | Sequence[Technique] | Technique = "all",
+    profile: SearchProfile = "small",
+    target: SearchTarget = "litert",
+    techniques: Literal["all"] | Sequence[SearchTechnique] | SearchTechnique = "all",
     training: Mapping[str, Any] | Callable[[Any, list[Any]], Any] | None = None,
     output: str | os.PathLike[str] | None = None,
     seed: int = 0,
@@ -128,8 +126,8 @@ def search(  # noqa: PLR0913
     check_functions(progress=progress)
     if drop is None and bytes is None and latency is None:
         raise ValueError("A search needs a question: drop=0.005, bytes='200kB', latency='2ms'. Received: none of them.")
-    one_of("target", target, get_args(Target))
-    one_of("profile", profile, get_args(Profile))
+    one_of("target", target, get_args(SearchTarget))
+    one_of("profile", profile, get_args(SearchProfile))
     allowed = _techniques(techniques)
     most_drop = None if drop is None else non_negative("drop", drop)
     most_bytes = None if bytes is None else int(number_of_bytes("bytes", bytes))

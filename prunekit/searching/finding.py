@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
@@ -13,8 +12,8 @@ from prunekit.core.layerwise.layerwise import Progress
 from prunekit.searching.building import Built
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import Costs, Mixture
+from prunekit.sparsity.shorthands import SearchProfile
 
-Profile = Literal["small", "balanced", "fast"]
 # What each profile minimises: a cost.
 MINIMISED = {"small": "bytes", "balanced": "balanced", "fast": "latency"}
 # Most files that are made, and most that are trained; the factor between the errors that are tried, and the ratio of
@@ -43,7 +42,7 @@ class Question:
     drop: float | None = None
     bytes: int | None = None
     latency: float | None = None
-    profile: Profile = "small"
+    profile: SearchProfile = "small"
 
     @property
     def costs(self) -> dict[str, float]:

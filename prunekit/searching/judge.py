@@ -21,7 +21,7 @@ from prunekit.sparsity.array_ops import array_of
 FITTED, MEASURED, CHOOSING, JUDGING = 256, 256, 2048, 2048
 LEAST = 128
 # Examples that are read, of which these are drawn.
-_READ = 4 * (FITTED + MEASURED + CHOOSING + JUDGING)
+READ = 4 * (FITTED + MEASURED + CHOOSING + JUDGING)
 
 
 class SearchData:
@@ -45,7 +45,7 @@ class SearchData:
     """
 
     def __init__(self, data: Any, seed: int, *, everything: bool = False):
-        inputs, labels = _gathered(data, None if everything else _READ)
+        inputs, labels = _gathered(data, None if everything else READ)
         count = len(keras.tree.flatten(inputs)[0])
         if count < LEAST:
             raise ValueError(

@@ -19,7 +19,7 @@ from prunekit.delivery.litert.model_measures import machine
 from prunekit.searching.building import Built, build, written
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
-from prunekit.searching.finding import MINIMISED, Finder, Made, Profile, Question
+from prunekit.searching.finding import MINIMISED, Finder, Made, Question
 from prunekit.searching.judge import Judge, SearchData, batched
 from prunekit.searching.latencies import FileClock, by_weight, layer_latencies
 from prunekit.searching.repaired_scan import RepairedScan
@@ -27,6 +27,7 @@ from prunekit.searching.search_report import SearchedGroup, SearchedWeight, Sear
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import STORED_BITS, Table, levels_for, scan, settings_of
 from prunekit.sparsity.array_ops import array_of
+from prunekit.sparsity.shorthands import SearchProfile
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES
 from prunekit.techniques.quantize.quantization_state import QuantizationState
 
@@ -73,7 +74,7 @@ class SearchRun:
             )
 
     def question(
-        self, drop: float | None, most: int | None, time: tuple[float, bool] | None, profile: Profile
+        self, drop: float | None, most: int | None, time: tuple[float, bool] | None, profile: SearchProfile
     ) -> Question:
         """Returns the question, with the latency in seconds.
 

@@ -14,6 +14,7 @@
 - `rounds_settings`: of `rounds`
 - `cluster_settings`: of `cluster`
 - `quantize_settings`: of `quantize`
+- `search_settings`: of `search`
 - `export_settings`: of `export`, `expect`
 - `step_kinds`: the registry of steps
 - `schema`: the recipe

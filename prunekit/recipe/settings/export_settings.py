@@ -65,6 +65,10 @@ class Pack(StepSettings):
     checkpointed: ClassVar[bool] = False
     formats: Annotated[tuple[FileFormat, ...], Listed, Field(min_length=1)] | None = None
 
+    def packs(self, name: str) -> bool:
+        """Returns True if the step packs exported files of this format."""
+        return self.formats is None or name in self.formats
+
     def text(self) -> str:
         """Returns the formats."""
         return "all exported files" if self.formats is None else ", ".join(self.formats)
@@ -199,6 +203,5 @@ class Expect(StepSettings):
                     f"{name!r} has no size to check: it is not exported before this step ({already}).", "bytes", name
                 )
         for name, bound in (self.bytes or {}).items():
-            packs = (step for step in earlier if isinstance(step, Pack))
-            if bound.packed_max is not None and not any(step.formats is None or name in step.formats for step in packs):
+            if bound.packed_max is not None and not any(step.packs(name) for step in earlier):
                 raise refusal(f"no pack step before this one packs {name!r}.", "bytes", name, "packed_max")

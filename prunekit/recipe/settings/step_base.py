@@ -87,6 +87,10 @@ class StepSettings(Settings):
         """Names of the metrics that the step compares with bounds, so that it needs data."""
         return ()
 
+    def packs(self, name: str) -> bool:
+        """Returns True if the step packs exported files of this format."""
+        return False
+
     @property
     def written_formats(self) -> tuple[str, ...]:
         """Formats of the exported files that the step writes."""

@@ -7,6 +7,7 @@ from prunekit.recipe.settings.export_settings import Expect, Export, Pack
 from prunekit.recipe.settings.factorize_settings import Factorize
 from prunekit.recipe.settings.quantize_settings import Quantize
 from prunekit.recipe.settings.rounds_settings import Rounds
+from prunekit.recipe.settings.search_settings import Search
 from prunekit.recipe.settings.shrink_settings import RemoveBlocks, Shrink, Simplify
 from prunekit.recipe.settings.step_base import StepSettings
 from prunekit.recipe.settings.step_settings import Prune, Train
@@ -43,6 +44,7 @@ STEP_KINDS: Registry[StepKind] = Registry(
         StepKind("simplify", f"{_STEPS}.layer_steps:SimplifyStep", Simplify),
         StepKind("factorize", f"{_STEPS}.factorize_step:FactorizeStep", Factorize),
         StepKind("cluster", f"{_STEPS}.cluster_step:ClusterStep", Cluster),
+        StepKind("search", f"{_STEPS}.search_step:SearchStep", Search),
         StepKind("quantize", f"{_STEPS}.quantize_step:QuantizeStep", Quantize),
     ],
 )

@@ -11,7 +11,9 @@
 - `layer_steps`: `remove_blocks`, `simplify`
 - `factorize_step`: `factorize`
 - `export_step`: `export`
+- `integer_files`: integer files that steps write, and their metrics
 - `quantize_step`: `quantize`
+- `search_step`: `search`
 - `expectations`: bounds beside measured values
 - `pack_step`: `pack`
 - `expect_step`: `expect`

@@ -1,29 +1,24 @@
 """The handler of the step kind quantize."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prunekit.anatomy.records.sections import Column, Section, Value
 from prunekit.core.layerwise.layerwise import Progress as LayerProgress
 from prunekit.core.outputs.baseline import Baseline
-from prunekit.delivery.integers.integer_io import FloatEndError
-from prunekit.delivery.integers.integer_report import IntegerExportError
-from prunekit.delivery.integers.integer_writing import KnownOutputs, export_integers
-from prunekit.delivery.reports.rows import INTEGER_FORMAT, ExportRow
 from prunekit.operations.choose_bits import choose_bits
 from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.operations.quantization_training import training_options
 from prunekit.operations.quantize import outputs_of
 from prunekit.recipe.settings.quantize_settings import Quantize
 from prunekit.recipe.state.checkpoint import from_plain, plain_fields
-from prunekit.recipe.state.export_samples import export_samples, measures_all, metrics_on_samples
+from prunekit.recipe.state.export_samples import export_samples, metrics_on_samples
 from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.steps.cluster_step import trained_clusters
 from prunekit.recipe.steps.distillation import distillation, prepared_teacher
-from prunekit.recipe.steps.export_step import measure_of_files
+from prunekit.recipe.steps.integer_files import metrics_before, metrics_sections, written_integers
 from prunekit.recipe.steps.prune_step import calibration_data
 from prunekit.recipe.steps.step_handler import PlannedStep, PreparedStep, StepHandler, StepResult, require_backend
 from prunekit.techniques.quantize.after_training import planned_quantization, quantize_model
@@ -98,7 +93,7 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
         settings, run, state = prepared.settings, workspace.run, workspace.state
         data = calibration_data(run, settings.examples)
         samples, labels = export_samples(workspace.model, run.data, run.recipe.seed)
-        before = _metrics_before(workspace, samples)
+        before = metrics_before(workspace, samples)
 
         history: dict[str, list[float]] = {}
         taught: list[Any] = []
@@ -123,7 +118,9 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
             simulated = workspace.evaluate()
             on_samples = metrics_on_samples(run, workspace.model, samples, simulated)
         workspace.report_progress(0.7, "writing the integer file")
-        row, sections, text = _exported(settings, found, samples, floats, workspace, labels)
+        row, sections, text = written_integers(
+            found, samples, floats, workspace, labels, settings.file, settings.integer_io, sparse=settings.sparse
+        )
         state.exports.append(row)
         if settings.sparsity is not None:
             state.targets += [one.name for one in found.report.weights if one.name not in state.targets]
@@ -133,7 +130,7 @@ class QuantizeStep(StepHandler[PreparedQuantize]):
             metrics=simulated,
             history=history,
             sections=[
-                *_metrics_sections(before, on_samples, row),
+                *metrics_sections(before, on_samples, row),
                 *([] if choice is None else choice.sections()),
                 *found.report.sections(),
                 *(part for one in taught for part in one.report.sections()),
@@ -220,61 +217,3 @@ def _options(settings: Quantize) -> QuantizationOptions:
     if settings.epochs is None:
         return QuantizationOptions(**_arguments(settings, (*names, *_OPTIONS_OF_ROUNDING)))
     return training_options(_arguments(settings, names))  # type: ignore[arg-type]
-
-
-def _exported(
-    settings: Quantize, found: Any, samples: Any, floats: Any, workspace: Workspace, labels: Any
-) -> tuple[ExportRow, Sequence[Section], str]:
-    target = workspace.exports / settings.file
-    try:
-        made, answers = export_integers(
-            found, samples, target, KnownOutputs(floats), labels, integer_io=settings.integer_io, sparse=settings.sparse
-        )
-    except (IntegerExportError, FloatEndError) as error:
-        row = ExportRow(INTEGER_FORMAT, None, None, None, "failed", str(error), None, None, None)
-        return row, [], f"the file failed: {error}"
-    measure = measure_of_files(workspace)
-    metrics = None if measure is None else measure(answers)
-    compared = made.float_model or made.simulation
-    row = ExportRow(
-        INTEGER_FORMAT,
-        target.name,
-        made.bytes,
-        made.gzip_bytes,
-        "ok",
-        "; ".join(made.notes),
-        compared.max_error,
-        compared.agreement,
-        compared.accuracy,
-        metrics,
-    )
-    return row, made.sections(), f"{found.report.verdict()} {target.name}: {made.bytes:,} bytes"
-
-
-def _metrics_before(workspace: Workspace, samples: Any) -> dict[str, float | None]:
-    """Returns the metrics of the model before the step; unknown ones of a run that resumes inside the training."""
-    known, run = workspace.state.metrics, workspace.run
-    if workspace.step.resumed.epoch and not measures_all(run.data):
-        return dict.fromkeys(known)
-    return dict(metrics_on_samples(run, workspace.model, samples, known))
-
-
-def _metrics_sections(before: Mapping[str, float | None], simulated: dict[str, float], row: ExportRow) -> list[Section]:
-    """Returns the table of the metrics of the float model, of the simulation and of the file."""
-    if not before:
-        return []
-    in_file = row.metrics or {}
-    rows: tuple[tuple[Value, ...], ...] = tuple(
-        (name, value, simulated.get(name), in_file.get(name)) for name, value in before.items()
-    )
-    columns = (
-        Column("Metric", "label"),
-        Column("Before", "number"),
-        Column("Simulated", "number"),
-        Column("File", "number"),
-    )
-    explanation = (
-        "Before: the model in floating point. Simulated: the model computes as the integer file. File: the file. All "
-        "on the test examples on which exported files are compared."
-    )
-    return [Section("Metrics of the integer model", columns, rows, explanation=explanation)]

@@ -1,0 +1,127 @@
+"""The handler of the step kind search."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from prunekit.delivery.litert.model_measures import check_measure
+from prunekit.operations.quantize import outputs_of
+from prunekit.operations.search_training import MixtureTraining
+from prunekit.recipe.datasets.batches import Order
+from prunekit.recipe.datasets.data import Data
+from prunekit.recipe.settings.search_settings import Search
+from prunekit.recipe.state.compile_settings import optimizer_from
+from prunekit.recipe.state.export_samples import export_samples, metrics_on_samples
+from prunekit.recipe.state.run_inputs import RunInputs
+from prunekit.recipe.state.workspace import Workspace
+from prunekit.recipe.steps.integer_files import metrics_before, metrics_sections, written_integers
+from prunekit.recipe.steps.step_handler import PreparedStep, StepHandler, StepResult, require_backend
+from prunekit.searching.judge import LEAST, READ, SearchData
+from prunekit.searching.search_run import TABLE, SearchRun
+from prunekit.sparsity.arguments import time_or_share
+from prunekit.techniques.shrink.channels.optimizer_state import compile_like
+
+
+class SearchStep(StepHandler[PreparedStep]):
+    """Chooses channels, bits and zeros together, and writes the integer file."""
+
+    def prepare(self, settings: Any, run: RunInputs) -> PreparedStep:
+        """Returns the step.
+
+        Raises:
+            ValueError: There are no data, or too few.
+            RecipeError: Keras runs on a backend without LiteRT files.
+        """
+        require_backend(("tensorflow",), "the step search, which writes a LiteRT file,")
+        check_measure("bytes")
+        if run.data is None or not run.metrics:
+            raise ValueError("a search measures the drop on data. Received: a recipe without data or compile settings.")
+        count = _examples(run.data)[0].examples
+        if count < LEAST:
+            raise ValueError(f"a search needs {LEAST} examples, better some thousands. Received: {count}.")
+        return PreparedStep(settings)
+
+    def plan_notes(self, prepared: PreparedStep) -> Sequence[str]:
+        """Returns that the plan does not know what will be chosen."""
+        return ("search: channels, bits and zeros follow from measurements of the model as it is then.",)
+
+    def run(self, prepared: PreparedStep, workspace: Workspace) -> StepResult:
+        """Searches, goes on with the model that was found, and writes and measures its file."""
+        workspace.remember_before()
+        settings, run, state = prepared.settings, workspace.run, workspace.state
+        samples, labels = export_samples(workspace.model, run.data, run.recipe.seed)
+        before, floats = metrics_before(workspace, samples), outputs_of(workspace.model, samples)
+        built, report = _searched(settings, workspace)
+        found = built.state
+        workspace.replace_model(found.model)
+        with found.simulating():
+            simulated = workspace.evaluate()
+            on_samples = metrics_on_samples(run, workspace.model, samples, simulated)
+        workspace.report_progress(0.95, "writing the integer file")
+        row, sections, text = written_integers(found, samples, floats, workspace, labels, f"{settings.name}.tflite")
+        if built.packed:
+            (workspace.exports / f"{settings.name}.tflite.pack").write_bytes(built.packed)
+            row = dataclasses.replace(row, packed_bytes=len(built.packed))
+        state.exports.append(row)
+        return StepResult(
+            model=workspace.model,
+            metrics=simulated,
+            sections=[*metrics_sections(before, on_samples, row), *report.sections(), *sections],
+            text=f"{report.verdict()} {text}",
+        )
+
+
+def _searched(settings: Search, workspace: Workspace) -> tuple[Any, Any]:
+    run = workspace.run
+    if run.data is None:
+        raise ValueError("A search reads data.")
+    part, held_out = _examples(run.data)
+    if not held_out:
+        workspace.note("search: the drop is measured on training examples, since no data are held out for validation.")
+    count = min(part.examples, READ)
+    drawn = np.sort(np.random.default_rng(run.recipe.seed).permutation(part.examples)[:count])
+    examples = SearchData(part.subset(drawn).first(count), run.recipe.seed)
+    progress = workspace.step_progress("{}", 0.0, 0.9)
+    with workspace.noting():
+        work = SearchRun(workspace.model, examples, settings.target, settings.techniques, settings.memory, progress)
+        time = None if settings.latency is None else time_or_share("latency", settings.latency)
+        question = work.question(settings.drop, settings.bytes, time, settings.profile)
+        workspace.exports.mkdir(parents=True, exist_ok=True)
+        work.scan(workspace.exports / TABLE, question)
+        train = None
+        if settings.training is not None:
+            train = MixtureTraining(workspace.model, _Fit(settings, workspace)).of(examples)
+        return work.answer(question, train)
+
+
+class _Fit:
+    """Trains a model on the training data of the run, with the recipe's optimizer."""
+
+    def __init__(self, settings: Search, workspace: Workspace):
+        self._settings, self._workspace = settings, workspace
+
+    def __call__(self, model: Any, callbacks: list[Any]) -> None:
+        run, given = self._workspace.run, self._settings.training
+        if run.compile is None or run.data is None or given is None:
+            raise ValueError("A training needs data and compile settings.")
+        optimizer = optimizer_from(run.compile)
+        if given.learning_rate is not None:
+            optimizer.learning_rate = given.learning_rate
+        compile_like(self._workspace.model, model, optimizer)
+        order = Order(run.data.train.examples, self._workspace.step.seed)
+
+        def begin(epoch: int, logs: Any = None) -> None:
+            order.epoch = epoch
+
+        batches = run.data.train.training_batches(order, run.compile.batch_size)
+        steps = [keras.callbacks.LambdaCallback(on_epoch_begin=begin), *callbacks]
+        model.fit(batches, epochs=given.epochs, callbacks=steps, shuffle=False, verbose=0)
+
+
+def _examples(data: Data) -> tuple[Any, bool]:
+    """Returns the examples that choose and judge, and whether they are held out; the test data report, and never do."""
+    held_out = data.validation is not data.test
+    return (data.validation if held_out else data.train), held_out
