@@ -1,19 +1,30 @@
-"""The command that answers one question: search, the smallest file for a drop.
+"""The command that answers one question: search, the smallest or fastest file for a drop.
 
 Keras and its backend are imported inside the command: --help starts fast.
 """
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from prunekit.commands.files import check_model, data_options, memory_option
 from prunekit.commands.output import noting_new_folder, print_json, print_sections
 from prunekit.options import AtLeast, Parsed, json_option
-from prunekit.sparsity.arguments import number_of_bytes
+from prunekit.sparsity.arguments import number_of_bytes, time_or_share
+from prunekit.sparsity.shorthands import SearchProfile, SearchTarget
 from prunekit.terminal import load_keras_quietly
+
+
+def _latency(text: str) -> float | str:
+    """Returns a share as a number, and a time as its text."""
+    try:
+        value: float | str = float(text)
+    except ValueError:
+        value = text
+    time_or_share("--latency", value)
+    return value
 
 
 @click.command()
@@ -27,8 +38,20 @@ from prunekit.terminal import load_keras_quietly
     help="Most bytes of the file, such as 200kB.",
 )
 @click.option(
+    "--latency",
+    type=Parsed(_latency),
+    metavar="TIME",
+    help="Most time of a call on this machine: 2ms, or a share of that of the file in float32: 0.5.",
+)
+@click.option(
+    "--profile",
+    type=click.Choice(get_args(SearchProfile)),
+    default="small",
+    help="What is minimised within the drop: bytes, latency (fast), or both.",
+)
+@click.option(
     "--target",
-    type=click.Choice(["litert", "packed"]),
+    type=click.Choice(get_args(SearchTarget)),
     default="litert",
     help="What is counted: the LiteRT file, or its packed form, in which zeros count.",
 )
@@ -42,18 +65,25 @@ from prunekit.terminal import load_keras_quietly
 @click.option(
     "--examples", type=AtLeast(1), default=5000, help="How many examples of --data are read, drawn at random."
 )
+@click.option(
+    "--epochs",
+    type=AtLeast(1),
+    help="Train bolder files so many epochs, on the other examples of --data.  [default: no training]",
+)
 @memory_option
 @click.option("-o", "--output", metavar="DIR", show_default="runs/MODEL-search", help="Folder of the search.")
 @json_option
 def search(model: str, data: str, label: str | None, as_json: bool, **options: Any) -> int:
-    """Find the smallest file that loses at most a drop.
+    """Find the smallest or fastest file that loses at most a drop.
 
-    MODEL is a .keras file; it is not changed or trained. Bits, zeros and channels are chosen together, from
-    measurements of each; files are made and run until one holds the drop on examples that no choice has seen. An
-    interrupted search continues when the command is run again, and another question begins with its measurements."""
+    MODEL is a .keras file; it is not changed. Bits, zeros and channels are chosen together, from measurements of each;
+    files are made and run until one holds the drop on examples that no choice has seen. An interrupted search continues
+    when the command is run again, and another question begins with its measurements."""
     check_model(model)
-    if options["drop"] is None and options["bytes"] is None:
-        raise click.UsageError("Missing option '--drop' or '--bytes': how much may be lost, or how small it has to be.")
+    if all(options[name] is None for name in ("drop", "bytes", "latency")):
+        raise click.UsageError(
+            "Missing option '--drop', '--bytes' or '--latency': how much may be lost, or how small or fast it must be."
+        )
     folder = options.pop("output")
     folder = str(Path("runs", f"{Path(model).stem}-search")) if folder is None else folder
     load_keras_quietly()

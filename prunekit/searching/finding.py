@@ -127,7 +127,7 @@ class Finder:
         low = max(low * (1 + 1e-6), 1e-12)
         holds = self._along(low, high, min(max(_START * self.question.drop, low), high))
         if self.train is not None:
-            self._along(low, high, min((holds or low) * _FACTOR, high), self.train)
+            self._along(low, high, min((holds or low) * _FACTOR, high), holds, self.train)
         held = [one for one in self.made if one.drops[0] <= self.question.drop and one.meets(self.question.costs)]
         proven = [one for one in held if one.drops[1] <= self.question.drop]
         if not proven:
@@ -160,10 +160,23 @@ class Finder:
     # ---- within a drop -----------------------------------------------------------------------------------------------
 
     def _along(
-        self, low: float, high: float, bound: float, train: Callable[[Made], Made] | None = None
+        self,
+        low: float,
+        high: float,
+        bound: float,
+        holds: float | None = None,
+        train: Callable[[Made], Made] | None = None,
     ) -> float | None:
-        """Makes files along the bound of the error; returns the largest bound whose file holds the drop."""
-        holds = fails = None
+        """Makes files along the bound of the error; returns the largest bound whose file holds the drop.
+
+        Args:
+            low: The least bound that can be met.
+            high: The bound that everything meets.
+            bound: The first bound that is tried.
+            holds: A lower one whose file is known to hold the drop; None = none is.
+            train: Trains the files.
+        """
+        fails = None
         for _ in range(FILES if train is None else TRAINED):
             one = self._within(bound, train)
             # Without a file, more error is allowed, until others of the bounds can be met.

@@ -1,5 +1,6 @@
 """pk.search: the bound holds on examples that no choice has seen, and what is delivered is what was measured."""
 
+import functools
 import json
 
 import keras
@@ -9,10 +10,13 @@ from ai_edge_litert.interpreter import Interpreter
 from keras import layers as L
 
 import prunekit as pk
+from prunekit.anatomy.layers.targets import find_targets
+from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.operations.search import FILE, MODEL, REPORT
 from prunekit.reports import SearchReport
 from prunekit.searching.judge import Judge
 from prunekit.searching.search_run import TABLE
+from prunekit.sparsity.array_ops import array_of
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +203,114 @@ def test_a_file_that_only_the_choice_likes_is_not_delivered(digits, found, tmp_p
     sizes.clear()
     report = pk.search(*digits, drop=0.001, output=tmp_path).report
     assert len(report.points) > 1 and report.bytes == max(point.bytes for point in report.points)
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def test_trained_mixtures_are_smaller_and_hold_the_drop(digits, monkeypatch):
+    model, (images, labels) = digits
+    kept = []
+    trained = QuantizationCallback.on_train_end
+
+    def on_train_end(self, logs=None):
+        trained(self, logs)
+        kept.append({one.name: float((array_of(one.layer.kernel) == 0).mean()) for one in find_targets(self.model)[0]})
+
+    monkeypatch.setattr(QuantizationCallback, "on_train_end", on_train_end)
+    before = [weight.numpy() for weight in model.weights]
+    training = {"epochs": 4, "data": (images[:400], labels[:400])}
+    data = images[400:], labels[400:]
+    found = pk.search(model, data, drop=0.03, target="packed", training=training)
+    plain = min(one.bytes for one in found.report.points if not one.trained and one.drop <= 0.03)
+    points = [one for one in found.report.points if one.trained]
+    assert 1 <= len(points) <= 3 and found.report.drop <= 0.03
+    assert found.report.bytes <= plain
+    # Training gives back what the mixture lost.
+    for one in points:
+        same = [
+            other for other in found.report.points if other.predicted_error == one.predicted_error and not other.trained
+        ]
+        assert all(one.drop <= other.drop + 0.01 for other in same)
+    assert any(max(zeros.values()) >= 0.5 for zeros in kept)
+    for was, weight in zip(before, model.weights, strict=True):
+        np.testing.assert_array_equal(was, weight.numpy())
+
+
+def test_a_function_trains_with_the_callbacks_it_is_given(digits):
+    model, (images, labels) = digits
+    seen = []
+
+    def train(smaller, callbacks):
+        seen.append([type(one).__name__ for one in callbacks])
+        smaller.compile("sgd", "sparse_categorical_crossentropy")
+        smaller.fit(images[:64], labels[:64], verbose=0, callbacks=callbacks)
+
+    report = pk.search(model, (images[64:], labels[64:]), bytes="6kB", training=train).report
+    assert seen == [["QuantizationCallback", "DistillationCallback"]] and report.bytes <= 6000
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({}, "`training` has epochs, and may have data, learning_rate, batch_size. Received: nothing."),
+        ({"epochs": 1, "rate": 2}, "Received: epochs, rate."),
+        ({"epochs": 0}, "must be at least 1"),
+        (3, "a mapping such as"),
+        ({"epochs": 1}, "A training needs labels, and 128 examples or more. Received: 100 examples that neither"),
+    ],
+)
+def test_mistakes_in_a_training_are_told_before_the_scan(digits, training, message):
+    model, (images, labels) = digits
+    with pytest.raises((ValueError, TypeError), match=message):
+        pk.search(model, (images[:200], labels[:200]), drop=0.1, training=training)
+
+
+# ---- latency ---------------------------------------------------------------------------------------------------------
+
+
+def wide():
+    """A network whose calls take long enough to be told apart."""
+    keras.utils.set_random_seed(3)
+    conv = functools.partial(L.Conv2D, kernel_size=3, padding="same", activation="relu")
+    layers = [conv(32, name="first"), conv(64, name="second"), L.GlobalAveragePooling2D(), L.Dense(4, name="logits")]
+    return keras.Sequential([keras.Input((20, 20, 3)), *layers])
+
+
+def test_latency_is_a_bound_and_a_goal(tmp_path):
+    model = wide()
+    images = np.random.default_rng(0).normal(size=(300, 20, 20, 3)).astype("float32")
+    small = pk.search(model, images, drop=0.4, output=tmp_path).report
+    assert small.seconds is None and small.profile == "small"
+    fast = pk.search(model, images, drop=0.4, profile="fast", output=tmp_path).report
+    assert fast.seconds < 0.7 * fast.seconds_before and fast.drop <= 0.4
+    assert all(point.seconds > 0 and point.counted_seconds > 0 for point in fast.points)
+    rows = json.loads((tmp_path / TABLE).read_text())["latencies"]
+    assert {(row["weight"], row["bits"]) for row in rows} >= {("second/kernel", 8), ("second/kernel", 4)}
+    bound = 0.7 * fast.seconds_before
+    told = []
+    within = pk.search(
+        model, images, latency=f"{1e6 * bound}us", output=tmp_path, progress=lambda *one: told.append(one[2])
+    ).report
+    assert within.seconds <= within.asked_seconds == pytest.approx(bound)
+    assert not any("layer" in text for text in told)
+    text = str(within)
+    assert "Call" in text and "times faster" in within.verdict()
+
+
+def test_a_latency_out_of_reach_is_answered_with_the_least():
+    model = wide()
+    images = np.random.default_rng(0).normal(size=(200, 20, 20, 3)).astype("float32")
+    with pytest.raises(ValueError, match=r"No file is so small without training. Received: latency=.* and takes .* ms"):
+        pk.search(model, images, latency="1us")
+
+
+def test_the_front_has_what_no_other_file_beats(found):
+    report = found[0].report
+    front = report.front
+    assert front and {one.bytes for one in front} <= {one.bytes for one in report.points}
+    drops = [one.drop for one in front]
+    assert drops == sorted(drops, reverse=True)
+    (alone,) = [section for section in report.sections() if section.title == "Techniques alone"]
+    assert [row[0] for row in alone.rows] == ["shrink", "quantize", "shrink and quantize"]
+    assert alone.rows[-1][1] <= min(row[1] for row in alone.rows)

@@ -11,13 +11,15 @@ from prunekit.core.outputs.output_metrics import OutputMetrics
 from prunekit.delivery.reports.sensitivity import SensitivityReport
 from prunekit.operations.search import SearchResult, search
 from prunekit.operations.sensitivity import sensitivity
+from prunekit.recipe.datasets.batches import Order
 from prunekit.recipe.datasets.data import Data, load_data
+from prunekit.recipe.datasets.parts import Part
 from prunekit.recipe.settings.compile_fields import Compile
 from prunekit.recipe.start.starting_recipe import compile_values, named_source
 from prunekit.recipe.state.compile_settings import compile_arguments, output_names, reason_of
 from prunekit.recipe.text.loader import RecipeError
 
-_SEED = 7
+_SEED, _BATCH = 7, 32
 
 
 def scan_named(model: str, data: str, label: str | None, *, examples: int, **options: Any) -> SensitivityReport:
@@ -35,10 +37,13 @@ def scan_named(model: str, data: str, label: str | None, *, examples: int, **opt
         RecipeError: The model or the data cannot be read, or do not fit together.
         ValueError: As for `sensitivity`.
     """
-    return sensitivity(*_named(model, data, label, examples), **options)
+    network, drawn, _ = _named(model, data, label, examples)
+    return sensitivity(network, drawn, **options)
 
 
-def search_named(model: str, data: str, label: str | None, *, examples: int, **options: Any) -> SearchResult:
+def search_named(
+    model: str, data: str, label: str | None, *, examples: int, epochs: int | None = None, **options: Any
+) -> SearchResult:
     """Returns the result of a search for the model in a file.
 
     Args:
@@ -46,28 +51,37 @@ def search_named(model: str, data: str, label: str | None, *, examples: int, **o
         data: As for `scan_named`.
         label: As for `scan_named`.
         examples: As for `scan_named`.
+        epochs: Epochs in which bolder mixtures are trained on the other training examples; None = no training.
         **options: Keyword arguments of `search`.
 
     Raises:
         RecipeError: As for `scan_named`.
         ValueError: As for `search`.
     """
-    return search(*_named(model, data, label, examples), **options)
+    network, drawn, others = _named(model, data, label, examples)
+    if epochs is not None:
+        if others is None:
+            raise RecipeError(
+                f"--epochs trains on other examples of --data than --examples draws. Received: all of {data!r} drawn."
+            )
+        batches = others.training_batches(Order(others.examples, _SEED), _BATCH)
+        options["training"] = {"epochs": epochs, "data": batches}
+    return search(network, drawn, **options)
 
 
-def _named(model: str, data: str, label: str | None, examples: int) -> tuple[keras.Model, tuple[Any, Any]]:
-    """Returns a compiled model, and training examples with labels."""
+def _named(model: str, data: str, label: str | None, examples: int) -> tuple[keras.Model, tuple[Any, Any], Part | None]:
+    """Returns a compiled model, training examples with labels, and the others; None if there are no others."""
     network = compiled_model(model)
     found = load_data(named_source(data, label, network), _SEED)
-    part = found.train
+    part, others = found.train, None
     if examples < part.examples:
-        drawn = np.random.default_rng(_SEED).permutation(part.examples)[:examples]
-        part = part.subset(np.sort(drawn))
+        order = np.random.default_rng(_SEED).permutation(part.examples)
+        part, others = (part.subset(np.sort(drawn)) for drawn in (order[:examples], order[examples:]))
     if not network.compiled:
         compile_for(network, found)
     inputs, labels = part.first(min(examples, part.examples))
     _check(network, part.first(min(8, part.examples)), data)
-    return network, (inputs, labels)
+    return network, (inputs, labels), others
 
 
 def compiled_model(path: str) -> keras.Model:
