@@ -36,6 +36,13 @@ def test_the_folder_has_the_file_and_another_question_reads_its_table(run, store
     assert found["asked_bytes"] == 20_000 and found["target"] == "litert"
 
 
+def test_bolder_files_are_trained_on_the_examples_that_were_not_drawn(run, stored):
+    arguments = ("--data", "data.npz", "--drop", "0.2", "--examples", "400", "--epochs", "1", "--json")
+    code, out, err = run("search", stored, *arguments)
+    assert code == 0 and "after training" in err
+    assert any(one["trained"] for one in json.loads(out)["points"]) and sum(json.loads(out)["examples"]) == 400
+
+
 def test_too_few_bytes_are_answered_with_what_is_possible(run, stored):
     code, out, err = run("search", stored, "--data", "data.npz", "--bytes", "0.3kB")
     assert (code, out) == (2, "") and "error: No file is so small without training. Received: bytes=300;" in err
@@ -44,7 +51,9 @@ def test_too_few_bytes_are_answered_with_what_is_possible(run, stored):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["Missing option '--drop' or '--bytes'"]),
+        ([], ["Missing option '--drop', '--bytes' or '--latency'"]),
+        (["--latency", "2 seconds"], ["--latency", "a time, such as 2ms"]),
+        (["--drop", "0.1", "--epochs", "1"], ["--epochs trains on other examples", "all of 'data.npz' drawn"]),
         (["--drop", "-1"], ["--drop"]),
         (["--bytes", "small"], ["--bytes"]),
         (["--drop", "0.1", "--techniques", "shrink,quantise"], ["`techniques`", "quantize"]),

@@ -61,6 +61,7 @@ STEPS = {
     "cluster": ("cluster", TRAINING | {"distill"}),
     "simplify": ("simplify", set()),
     "export": ("export", {"examples"}),
+    "search": ("search", {"name"}),
 }
 # (step kind, option) -> why its default is another one.
 OTHER_DEFAULTS = {("quantize", "bits"): "None: 8, or 4 and 8 to choose from"}
@@ -73,7 +74,7 @@ COMMANDS = {
     "prune": FILES,
     "quantize": FILES | {"keras", "budget", "integer_io", "uint8_io", "sparse"},
     "remove-blocks": FILES,
-    "search": FILES,
+    "search": FILES | {"epochs"},
     "sensitivity": FILES,
     "shrink": FILES,
     "simplify": FILES,

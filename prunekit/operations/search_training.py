@@ -101,7 +101,10 @@ class MixtureTraining:
         if steps is not None:
             rate = keras.optimizers.schedules.CosineDecay(rate, self._epochs * steps)
         compile_like(self._model, model, keras.optimizers.Adam(rate))
-        arguments = {"batch_size": self._batch} if pair else {}
+        arguments: dict[str, Any] = {"batch_size": self._batch} if pair else {}
+        if not (pair or isinstance(given, keras.utils.PyDataset)):
+            # Keras warns that it does not shuffle them.
+            arguments["shuffle"] = False
         inputs = given if pair else (given,)
         model.fit(*inputs, epochs=self._epochs, verbose=0, callbacks=callbacks, **arguments)
 

@@ -128,11 +128,25 @@ class Finder:
         holds = self._along(low, high, min(max(_START * self.question.drop, low), high))
         if self.train is not None:
             self._along(low, high, min((holds or low) * _FACTOR, high), holds, self.train)
-        held = [one for one in self.made if one.drops[0] <= self.question.drop and one.meets(self.question.costs)]
-        proven = [one for one in held if one.drops[1] <= self.question.drop]
+        if not self._proven():
+            self._back(low, holds or low)
+        proven = self._proven()
         if not proven:
             raise ValueError(self._missed())
         return min(proven, key=self.goal)
+
+    def _proven(self) -> list[Made]:
+        """Returns the files that hold all bounds, the drop on both parts of the examples."""
+        most = self.question.drop or 0.0
+        return [one for one in self.made if max(one.drops) <= most and one.meets(self.question.costs)]
+
+    def _back(self, low: float, bound: float) -> None:
+        """Makes files of less and less error until one holds the drop on the examples that judge, too."""
+        for _ in range(FILES):
+            if bound <= low or self._proven():
+                break
+            bound = max(bound / _FACTOR, low)
+            self._within(bound, None)
 
     def goal(self, made: Made) -> float:
         """Returns the measured cost that is minimised within a drop."""

@@ -113,7 +113,25 @@ def mobilenet(keras: Any) -> Any:
     return keras.Model(inputs, layers.Dense(10, name="logits")(x))
 
 
-NETWORKS = {"mlp": mlp, "cnn": cnn, "resnet8": resnet8, "mobilenet": mobilenet}
+def attention(keras: Any) -> Any:
+    """Two blocks of attention with four heads on 49 patches of 32 values, 18,346 weights."""
+    layers = keras.layers
+    inputs = keras.Input((28, 28, 1))
+    x = layers.Conv2D(32, 4, strides=4, name="patches")(inputs)
+    # Says where a patch is.
+    x = layers.Add()([x, layers.DepthwiseConv2D(3, padding="same", name="places")(x)])
+    x = layers.Reshape((49, 32))(x)
+    for index in range(2):
+        y = layers.LayerNormalization(name=f"before_attention_{index}")(x)
+        x = layers.Add()([x, layers.MultiHeadAttention(4, 8, name=f"attention_{index}")(y, y)])
+        y = layers.LayerNormalization(name=f"before_mlp_{index}")(x)
+        y = layers.Dense(64, activation="relu", name=f"mlp_{index}_a")(y)
+        x = layers.Add()([x, layers.Dense(32, name=f"mlp_{index}_b")(y)])
+    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization(name="last")(x))
+    return keras.Model(inputs, layers.Dense(10, name="logits")(x))
+
+
+NETWORKS = {"mlp": mlp, "cnn": cnn, "resnet8": resnet8, "mobilenet": mobilenet, "attention": attention}
 # The networks of the study of pruning during training.
 PRUNED = ("mlp", "cnn", "resnet8")
 

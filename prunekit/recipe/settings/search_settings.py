@@ -29,6 +29,10 @@ def _latency(value: Any) -> Any:
     return value
 
 
+def _all(value: Any) -> Any:
+    return () if value == "all" else value
+
+
 class SearchTraining(Settings):
     """A training of the mixtures of a search.
 
@@ -51,6 +55,7 @@ class Search(StepSettings):
             other bounds.
         bytes: Most bytes of the file.
         latency: Most time of a call on this machine: "2ms", or a share of that of the file in float32.
+        techniques: What may be chosen; empty = all.
         training: A training of bolder mixtures; None = none.
         memory: Largest number of bytes of activations that are kept.
         name: Stem of the file's name.
@@ -66,7 +71,7 @@ class Search(StepSettings):
     latency: Annotated[float | str | None, BeforeValidator(_latency)] = None
     profile: SearchProfile = "small"
     target: SearchTarget = "litert"
-    techniques: Annotated[tuple[SearchTechnique, ...], Words] = ("shrink", "quantize", "prune")
+    techniques: Annotated[tuple[SearchTechnique, ...], Words, BeforeValidator(_all)] = ()
     training: SearchTraining | None = None
     memory: Memory = MEMORY
     name: Name = "model"
@@ -74,8 +79,6 @@ class Search(StepSettings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self.at_least_one("drop", "bytes", "latency")
-        if not self.techniques:
-            raise refusal("expected some of shrink, quantize, prune.", "techniques")
         return self
 
     @property
@@ -102,6 +105,6 @@ class Search(StepSettings):
         parts = [] if self.drop is None else [f"drop {self.drop:g}"]
         parts += [] if self.bytes is None else [f"{self.bytes:,} bytes"]
         parts += [] if self.latency is None else [f"latency {self.latency}"]
-        parts += [self.profile, self.target, " ".join(self.techniques)]
+        parts += [self.profile, self.target, " ".join(self.techniques or ("all techniques",))]
         parts += [] if self.training is None else [f"{epochs_text(self.training.epochs)} for each of the bolder files"]
         return ", ".join(parts)

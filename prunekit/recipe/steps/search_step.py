@@ -19,6 +19,7 @@ from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.steps.integer_files import metrics_before, metrics_sections, written_integers
 from prunekit.recipe.steps.step_handler import PreparedStep, StepHandler, StepResult, require_backend
+from prunekit.searching.costs import TECHNIQUES
 from prunekit.searching.judge import LEAST, READ, SearchData
 from prunekit.searching.search_run import TABLE, SearchRun
 from prunekit.sparsity.arguments import time_or_share
@@ -86,7 +87,8 @@ def _searched(settings: Search, workspace: Workspace) -> tuple[Any, Any]:
     examples = SearchData(part.subset(drawn).first(count), run.recipe.seed)
     progress = workspace.step_progress("{}", 0.0, 0.9)
     with workspace.noting():
-        work = SearchRun(workspace.model, examples, settings.target, settings.techniques, settings.memory, progress)
+        techniques = settings.techniques or TECHNIQUES
+        work = SearchRun(workspace.model, examples, settings.target, techniques, settings.memory, progress)
         time = None if settings.latency is None else time_or_share("latency", settings.latency)
         question = work.question(settings.drop, settings.bytes, time, settings.profile)
         workspace.exports.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,116 @@
+"""The recipe step `search`: mistakes, the plan, and a run that goes on with the model that was found."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from tiny_recipes import mistake_in, one_shot, recipe
+
+import prunekit as pk
+from prunekit.recipe.datasets.data import load_data
+from prunekit.recipe.run.runner import compress, plan
+from prunekit.recipe.steps import search_step
+from prunekit.recipe.text.loader import RecipeError, load_recipe
+
+TRAIN = {"train": {"epochs": 4}}
+MISTAKES = {
+    "no question": ("search: {}", "6:13", "expected at least one of drop, bytes, latency"),
+    "bytes": ("search: {bytes: small}", "6:21", "expected bytes, such as 200kB"),
+    "a time": ("search: {latency: fast}", "6:23", "expected a time such as 2ms"),
+    "a share": ("search: {latency: 50}", "6:23", "a share of the time"),
+    "a technique": ("search: {drop: 0.1, techniques: [prun]}", "6:38", "Did you mean 'prune'"),
+    "a profile": ("search: {drop: 0.1, profile: smal}", "6:34", "Did you mean 'small'"),
+    "no epochs": ("search: {drop: 0.1, training: {learning_rate: 0.1}}", "6:35", "'epochs' is missing"),
+}
+
+
+@pytest.fixture(scope="module")
+def parts():
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(images))
+    images, labels = (images[order] / 16).astype("float32"), labels[order]
+    return (images[:1400], labels[:1400]), (images[1400:], labels[1400:])
+
+
+def network():
+    keras.utils.set_random_seed(5)
+    layers = [keras.layers.Dense(48, activation="relu", name="hidden"), keras.layers.Dense(10, name="logits")]
+    return keras.Sequential([keras.Input((64,)), *layers])
+
+
+def images_network():
+    return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), *network().layers])
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_has_its_place(tmp_path, name):
+    step, place, message = MISTAKES[name]
+    found = mistake_in(step, tmp_path)
+    assert f"r.yaml:{place}" in found and message in found
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([{"cluster": {}}, {"search": {"drop": 0.1}}], "Write the cluster step after this one"),
+        ([{"search": {"drop": 0.1}}, one_shot(0.5)], "an earlier quantize step put the weights on integer grids"),
+    ],
+)
+def test_a_plan_that_cannot_be_run_is_refused(parts, steps, message):
+    with pytest.raises(RecipeError, match=message):
+        plan(recipe(*steps), network(), parts)
+
+
+def test_too_few_examples_are_told_by_the_plan(parts):
+    (images, labels), test = parts
+    with pytest.raises(RecipeError, match=r"search: a search needs 128 examples, better some thousands. Received: 100"):
+        plan(recipe({"search": {"drop": 0.1}}), network(), ((images[:100], labels[:100]), test))
+
+
+def test_the_run_goes_on_with_what_was_found_and_reports_by_the_test_data(parts, tmp_path, monkeypatch):
+    seen = []
+    drawn = search_step.SearchData
+
+    def data(given, *arguments, **options):
+        seen.append(given)
+        return drawn(given, *arguments, **options)
+
+    monkeypatch.setattr(search_step, "SearchData", data)
+    steps = (
+        TRAIN,
+        one_shot(0.5, include=["hidden"]),
+        {"search": {"drop": 0.05, "target": "packed", "training": {"epochs": 2}}},
+        {"expect": {"bytes": {"litert-integer": {"packed_max": 20_000}}}},
+    )
+    given = recipe(*steps, data={"builtin": "digits", "validation": 0.4})
+    planned = plan(given, images_network())
+    assert planned.steps[2].text == ("drop 0.05, small, packed, all techniques, 2 epochs for each of the bolder files")
+    assert any("follow from measurements of the model as it is then" in note for note in planned.notes)
+    result = compress(given, images_network(), output=tmp_path / "run")
+    # Not the test data, and not those that are trained on.
+    (used,) = seen
+    data = load_data(load_recipe(given).data, 4)
+    held_out, *others = (set(map(bytes, part.first(2000)[0])) for part in (data.validation, data.test, data.train))
+    drawn = set(map(bytes, used[0]))
+    assert drawn == held_out and not any(drawn & other for other in others)
+    exports = tmp_path / "run" / "exports"
+    packed = (exports / "model.tflite.pack").stat().st_size
+    assert pk.unpack(exports / "model.tflite.pack", tmp_path / "back.tflite")
+    assert (tmp_path / "back.tflite").read_bytes() == (exports / "model.tflite").read_bytes()
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    (export,) = report["exports"]
+    assert export["packed_bytes"] == packed and export["status"] == "ok"
+    assert "Files that were made" in json.dumps(report) and "Files that were made" in str(result)
+    # Zeros of the earlier step stay, whether their inputs were removed or not.
+    kernel = result.model.get_layer("hidden").kernel.numpy()
+    assert (kernel == 0).mean() >= 0.5
+    assert json.loads((exports / "scan.json").read_text())["weights"]
+
+
+def test_without_validation_data_training_examples_judge_with_a_note(parts):
+    result = compress(recipe(TRAIN, {"search": {"bytes": "6kB"}}), network(), parts)
+    assert any("the drop is measured on training examples" in note for note in result.report.notes)
+    assert result.model.get_layer("hidden").units <= 48
