@@ -11,30 +11,39 @@ import prunekit as pk
 from studies.quantization import Study
 from studies.results import Results, measure_networks
 
-NETWORKS = {"mnist": "MNIST, convolutions", "resnet8": "Fashion-MNIST, ResNet-8"}
-DROP, EXAMPLES = 0.005, 5000
-WAYS: dict[str, dict[str, tuple[str, ...]]] = {
-    "litert": {
-        "channels": ("shrink",),
-        "bits": ("quantize",),
-        "together": ("shrink", "quantize"),
-    },
-    "packed": {
-        "channels": ("shrink",),
-        "bits": ("quantize",),
-        "zeros": ("prune",),
-        "zeros and bits": ("prune", "quantize"),
-        "together": ("shrink", "quantize", "prune"),
-    },
+NETWORKS = {
+    "mnist": "MNIST, convolutions",
+    "resnet8": "Fashion-MNIST, ResNet-8",
+    "mobilenet": "Fashion-MNIST, inverted residuals",
+    "attention": "Fashion-MNIST, attention",
 }
-RUNS = [f"{name}; {target}; {way}" for name in NETWORKS for target, ways in WAYS.items() for way in ways]
+DROP, EXAMPLES, EPOCHS, BATCH = 0.005, 5000, 2, 128
+CHANNELS, BITS, ZEROS = ("shrink",), ("quantize",), ("prune",)
+STORED = {"channels": CHANNELS, "bits": BITS, "together": (*CHANNELS, *BITS)}
+PACKED = {
+    "channels": CHANNELS,
+    "bits": BITS,
+    "zeros": ZEROS,
+    "zeros and bits": (*ZEROS, *BITS),
+    "together": (*CHANNELS, *BITS, *ZEROS),
+}
+# What is minimised -> techniques by name.
+WAYS: dict[str, dict[str, tuple[str, ...]]] = {
+    "litert": STORED,
+    "packed": PACKED,
+    "fast": STORED,
+    "packed, trained": {name: PACKED[name] for name in ("bits", "zeros", "together")},
+}
+TITLES = {"litert": "LiteRT file", "packed": "packed file", "packed, trained": "packed file, trained"}
+RUNS = [f"{name}; {goal}; {way}" for name in NETWORKS for goal, ways in WAYS.items() for way in ways]
 PAGE = Path("docs/measured/search.md")
 HEAD = f"""# Measured: search
 
 `pk.search(model, (images, labels), drop={DROP:g}, target=..., techniques=...)`: the smallest file that loses at most
-half a point, without training, of networks trained elsewhere or by `scripts/study`. {EXAMPLES:,} training images are
-read, drawn with seed 0; all files have 8-bit activations, and weights of 8 bits where bits are not chosen. Each
-technique alone is searched by the same exact choice, so that it stands at its best setting.
+half a point, of networks trained elsewhere or by `scripts/study`. {EXAMPLES:,} training images are read, drawn with
+seed 0; all files have 8-bit activations, and weights of 8 bits where bits are not chosen. Each technique alone is
+searched by the same exact choice, so that it stands at its best setting. "Trained": `training={{"epochs": {EPOCHS}}}` on
+the other training images.
 
 "Drop": on the images that no choice has seen; "test": accuracy on the 10,000 test images, used for this alone. "Files":
 made and run by the search; "ranks": rank correlation of their predicted and measured errors. Seconds on two shared
@@ -44,16 +53,35 @@ measured.
 | network (dense, test) | bytes of | techniques | bytes | / best alone | drop | test | files | ranks | seconds |
 |---|---|---|---:|---:|---:|---:|---:|---:|---:|
 """
+FAST = """
+## Latency
+
+`profile="fast"`: milliseconds of a call of the LiteRT file, one thread, and of the model's file in float32 on the same
+machine.
+
+| network (dense, test) | techniques | ms | in float32 | / best alone | bytes | drop | test | files | seconds |
+|---|---|---:|---:|---:|---:|---:|---:|---:|---:|
+"""
 
 
 def measured(run: str) -> dict[str, Any]:
     """Returns bytes, drop, accuracy and time of one search."""
-    name, target, way = run.split("; ")
+    name, goal, way = run.split("; ")
     study = Study(name)
     drawn = np.sort(np.random.default_rng(0).choice(len(study.train[1]), EXAMPLES, replace=False))
-    data = study.train[0][drawn], study.train[1][drawn].reshape(-1)
+    rest = np.setdiff1d(np.arange(len(study.train[1])), drawn)
+    data, others = ((study.train[0][rows], study.train[1][rows].reshape(-1)) for rows in (drawn, rest))
+    training = {"epochs": EPOCHS, "data": others, "batch_size": BATCH} if goal.endswith("trained") else None
     begin = time.perf_counter()
-    found = pk.search(study.dense(), data, drop=DROP, target=target, techniques=WAYS[target][way])
+    found = pk.search(
+        study.dense(),
+        data,
+        drop=DROP,
+        target="packed" if goal.startswith("packed") else "litert",
+        profile="fast" if goal == "fast" else "small",
+        techniques=WAYS[goal][way],
+        training=training,
+    )
     seconds = time.perf_counter() - begin
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "small.tflite")
@@ -67,6 +95,8 @@ def measured(run: str) -> dict[str, Any]:
         "files": len(report.points),
         "ranks": report.rank_correlation,
         "seconds": round(seconds),
+        "call": report.seconds,
+        "before": report.seconds_before,
     }
 
 
@@ -79,25 +109,27 @@ def dense_accuracy(name: str) -> float:
 
 def page(results: Results) -> str:
     """Returns the page."""
-    rows = []
+    rows, fast = [], []
     for run in RUNS:
         if run not in results.values:
             continue
-        found, (name, target, way) = results.values[run], run.split("; ")
+        found, (name, goal, way) = results.values[run], run.split("; ")
         dense = results.get(f"{name}; dense", lambda name=name: dense_accuracy(name))
-        alone = [
-            results.values[key]["bytes"]
-            for key, one in ((f"{name}; {target}; {other}", used) for other, used in WAYS[target].items())
-            if len(one) == 1 and key in results.values
-        ]
-        share = f"{found['bytes'] / min(alone):.2f}" if alone else "–"
+        cost = "call" if goal == "fast" else "bytes"
+        keys = (f"{name}; {goal}; {other}" for other, used in WAYS[goal].items() if len(used) == 1)
+        alone = [results.values[key][cost] for key in keys if key in results.values]
+        share = f"{found[cost] / min(alone):.2f}" if alone else "–"
+        network, drop, test = f"{NETWORKS[name]} ({dense:.4f})", f"{found['drop']:.4f}", f"{found['test']:.4f}"
+        if goal == "fast":
+            times = (f"{1000 * found['call']:.3f}", f"{1000 * found['before']:.3f}", share, f"{found['bytes']:,}")
+            fast.append(
+                f"| {' | '.join((network, way, *times, drop, test))} | {found['files']} | {found['seconds']} |\n"
+            )
+            continue
         ranks = "–" if found["ranks"] is None else f"{found['ranks']:.2f}"
-        cells = (f"{found['bytes']:,}", share, f"{found['drop']:.4f}", f"{found['test']:.4f}", found["files"], ranks)
-        rows.append(
-            f"| {NETWORKS[name]} ({dense:.4f}) | {'LiteRT file' if target == 'litert' else 'packed file'} | {way} | "
-            f"{' | '.join(map(str, cells))} | {found['seconds']} |\n"
-        )
-    return HEAD + "".join(rows)
+        cells = (network, TITLES[goal], way, f"{found['bytes']:,}", share, drop, test, str(found["files"]), ranks)
+        rows.append(f"| {' | '.join(cells)} | {found['seconds']} |\n")
+    return HEAD + "".join(rows) + (FAST + "".join(fast) if fast else "")
 
 
 if __name__ == "__main__":
