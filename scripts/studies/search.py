@@ -42,8 +42,8 @@ HEAD = f"""# Measured: search
 `pk.search(model, (images, labels), drop={DROP:g}, target=..., techniques=...)`: the smallest file that loses at most
 half a point, of networks trained elsewhere or by `scripts/study`. {EXAMPLES:,} training images are read, drawn with
 seed 0; all files have 8-bit activations, and weights of 8 bits where bits are not chosen. Each technique alone is
-searched by the same exact choice, so that it stands at its best setting. "Trained": `training={{"epochs": {EPOCHS}}}` on
-the other training images.
+searched by the same exact choice, so that it stands at its best setting. "Trained": `training={{"epochs": {EPOCHS}}}`
+on the other training images.
 
 "Drop": on the images that no choice has seen; "test": accuracy on the 10,000 test images, used for this alone. "Files":
 made and run by the search; "ranks": rank correlation of their predicted and measured errors. Seconds on two shared

@@ -14,8 +14,12 @@ from prunekit.anatomy.layers.targets import find_targets
 from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.operations.search import FILE, MODEL, REPORT
 from prunekit.reports import SearchReport
+from prunekit.searching.building import build
+from prunekit.searching.candidates import Level
+from prunekit.searching.costs import Mixture
 from prunekit.searching.judge import Judge
 from prunekit.searching.search_run import TABLE
+from prunekit.searching.searched_model import SearchedModel
 from prunekit.sparsity.array_ops import array_of
 
 
@@ -314,3 +318,14 @@ def test_the_front_has_what_no_other_file_beats(found):
     (alone,) = [section for section in report.sections() if section.title == "Techniques alone"]
     assert [row[0] for row in alone.rows] == ["shrink", "quantize", "shrink and quantize"]
     assert alone.rows[-1][1] <= min(row[1] for row in alone.rows)
+
+
+def test_the_price_of_bits_of_a_level_is_that_of_the_file(digits):
+    model, (images, _) = digits
+    subject = SearchedModel(model, images[:256])
+    sizes = []
+    for rate in (0.0, 1.0):
+        levels = {name: Level(0.0, 4, rate) for name in subject.products}
+        mixture = Mixture(levels, {}, 0.0, {"bytes": 0.0}, 0.0)
+        sizes.append(build(subject, mixture, images[:256], images[256:300], packed=True, memory=1e9).bytes)
+    assert sizes[1] < 0.8 * sizes[0]
