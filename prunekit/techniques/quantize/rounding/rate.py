@@ -108,16 +108,23 @@ def _cheapest(scales: np.ndarray, costs: np.ndarray, prices: np.ndarray, form: I
         form: The codes, symmetric.
     """
     last = form.highest
+    # Errors in squared steps.
+    weights = costs[..., None] * np.square(scales)
 
     def nearest(row: int, values: np.ndarray) -> np.ndarray:
-        steps = scales[..., row, :]
-        places = np.clip(values / steps, -last, last)
-        around = np.rint(places)
-        # The nearest code, those beside it, and 0.
-        codes = np.stack([around, np.clip(around - 1, -last, last), np.clip(around + 1, -last, last), 0 * around])
-        squares = np.square(values - codes * steps)
-        total = costs[..., row, None] * squares + prices[codes.astype("int64") + last]
-        best = np.take_along_axis(codes, total.argmin(axis=0)[None], 0)[0] + 0.0  # No -0.
-        return best.astype("float32") * steps
+        steps, weight = scales[..., row, :], weights[..., row, :]
+        places = values / steps
+        around = np.rint(places).clip(-last, last)
+
+        def total(codes: np.ndarray) -> np.ndarray:
+            found: np.ndarray = weight * np.square(places - codes) + prices[codes.astype("int64") + last]
+            return found
+
+        best, least = around, total(around)
+        # The codes beside the nearest one, and 0.
+        for codes in ((around - 1).clip(-last), (around + 1).clip(None, last), np.zeros_like(around)):
+            found = total(codes)
+            best, least = np.where(found < least, codes, best), np.minimum(found, least)
+        return (best + 0.0).astype("float32") * steps  # No -0.
 
     return nearest
