@@ -264,7 +264,8 @@ class SearchReport(Displayed):
 
     def _fit_of_latency(self) -> tuple[str, ...]:
         """Returns a note on how well the sum over the layers says the latency of files."""
-        pairs = np.array([(one.counted_seconds, one.seconds) for one in self.points if one.seconds is not None])
+        timed = [one for one in self.points if None not in (one.seconds, one.counted_seconds)]
+        pairs = np.array([(one.counted_seconds, one.seconds) for one in timed], float).reshape(-1, 2)
         if len(pairs) < 3 or np.ptp(pairs[:, 0]) == 0:
             return ()
         slope, start = np.polyfit(pairs[:, 0], pairs[:, 1], 1)
@@ -297,24 +298,29 @@ class SearchReport(Displayed):
 
     @property
     def picture(self) -> Picture:
-        """The drop against bytes."""
+        """The drop against bytes and time."""
         allowed = self.asked_drop
         files = [
             {
                 "bytes": one.bytes,
+                "seconds": one.seconds,
                 "drop": one.drop,
                 "held": allowed is None or one.drop <= allowed,
                 "delivered": one.delivered,
+                "trained": one.trained,
             }
             for one in self.points
         ]
+        # The last row has all techniques.
+        alone = [{"techniques": one.techniques, "bytes": one.bytes, "seconds": one.seconds} for one in self.alone[:-1]]
+        model = {"bytes": self.bytes_before, "seconds": self.seconds_before}
         listed = ", ".join(f"{one.bytes:,} bytes: {one.drop:.4g}" for one in self.points)
         return Picture(
-            "Drop against bytes",
+            "Drop against cost",
             "Of all files that were made, on the examples for the choice.",
             f"Drop of {self.metric.title} by bytes: {listed}.",
             "files",
-            {"files": files, "allowed": allowed, "metric": self.metric.title},
+            {"files": files, "alone": alone, "model": model, "allowed": allowed, "metric": self.metric.title},
             wide=True,
         )
 
