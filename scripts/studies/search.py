@@ -5,7 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
+from sklearn.datasets import load_digits
 
 import prunekit as pk
 from studies.quantization import Study
@@ -36,6 +38,7 @@ WAYS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 TITLES = {"litert": "LiteRT file", "packed": "packed file", "packed, trained": "packed file, trained"}
 RUNS = [f"{name}; {goal}; {way}" for name in NETWORKS for goal, ways in WAYS.items() for way in ways]
+SEARCHES, BOUNDS, HELD = 20, (0.005, 0.01, 0.02, 0.03, 0.05), "digits; held"
 PAGE = Path("docs/measured/search.md")
 HEAD = f"""# Measured: search
 
@@ -64,8 +67,10 @@ machine.
 """
 
 
-def measured(run: str) -> dict[str, Any]:
+def measured(run: str) -> Any:
     """Returns bytes, drop, accuracy and time of one search."""
+    if run == HELD:
+        return held()
     name, goal, way = run.split("; ")
     study = Study(name)
     drawn = np.sort(np.random.default_rng(0).choice(len(study.train[1]), EXAMPLES, replace=False))
@@ -100,6 +105,30 @@ def measured(run: str) -> dict[str, Any]:
     }
 
 
+def held() -> list[dict[str, float]]:
+    """Returns bound and drops of searches with other seeds, bounds and targets, of a network for the digits."""
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(images))
+    images, labels = (images[order] / 16).reshape(-1, 8, 8, 1).astype("float32"), labels[order]
+    keras.utils.set_random_seed(0)
+    conv = keras.layers.Conv2D(16, 3, activation="relu")
+    dense = [keras.layers.Dense(48, activation="relu"), keras.layers.Dense(10)]
+    model = keras.Sequential([keras.Input((8, 8, 1)), conv, keras.layers.Flatten(), *dense])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    model.fit(images[:600], labels[:600], epochs=15, verbose=0)
+    rows = []
+    for seed in range(SEARCHES):
+        bound, target = BOUNDS[seed % len(BOUNDS)], ("litert", "packed")[seed % 2]
+        found = pk.search(model, (images[600:1300], labels[600:1300]), drop=bound, target=target, seed=seed)
+        before, after = (
+            float((np.asarray(one.predict(images[1300:], verbose=0)).argmax(-1) == labels[1300:]).mean())
+            for one in (model, found.model)
+        )
+        rows.append({"bound": bound, "judged": found.report.drop, "unseen": before - after})
+    return rows
+
+
 def dense_accuracy(name: str) -> float:
     """Accuracy of a network before, on the test images."""
     study = Study(name)
@@ -129,8 +158,24 @@ def page(results: Results) -> str:
         ranks = "–" if found["ranks"] is None else f"{found['ranks']:.2f}"
         cells = (network, TITLES[goal], way, f"{found['bytes']:,}", share, drop, test, str(found["files"]), ranks)
         rows.append(f"| {' | '.join(cells)} | {found['seconds']} |\n")
-    return HEAD + "".join(rows) + (FAST + "".join(fast) if fast else "")
+    text = HEAD + "".join(rows) + (FAST + "".join(fast) if fast else "")
+    return text + (_held(results.values[HELD]) if HELD in results.values else "")
+
+
+def _held(rows: list[dict[str, float]]) -> str:
+    """Returns how often the drop held."""
+    judged = sum(one["judged"] <= one["bound"] for one in rows)
+    unseen = np.array([one["unseen"] - one["bound"] for one in rows])
+    return f"""
+## Other seeds and bounds
+
+{len(rows)} searches of a small network for the digits, with seeds 0 to {len(rows) - 1}, drops of {min(BOUNDS):g} to
+{max(BOUNDS):g}, in turns of both targets, on 700 images of which about 220 judge. The drop held on these in {judged} of
+{len(rows)}, as it must: no other file is delivered. On 497 images that no search was given, the model on the file's grids
+is within the drop in {(unseen <= 0).sum()}, and at most {max(unseen.max(), 0):.4f} above it: {497 * max(unseen.max(), 0):.0f}
+images.
+"""
 
 
 if __name__ == "__main__":
-    measure_networks(__doc__, RUNS, PAGE, measured, page)
+    measure_networks(__doc__, [*RUNS, HELD], PAGE, measured, page)
