@@ -13,6 +13,8 @@ pytestmark = pytest.mark.every_backend
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype("float32")
 Y = np.arange(40) % 3
+# As many as a search needs, and some to train on.
+MANY = np.random.default_rng(1).normal(size=(400, 6)).astype("float32")
 
 
 def network():
@@ -64,6 +66,10 @@ OPERATIONS = {
 ON_TENSORFLOW = {
     "export to LiteRT": lambda folder: exported(folder, "litert"),
     "quantize": lambda folder: pk.quantize(network(), (X, Y)).export(folder / "net.tflite"),
+    "search": lambda folder: pk.search(network(), (MANY, MANY.argmax(1) % 3), bytes="20kB", output=folder / "found"),
+    "search with training": lambda _: pk.search(
+        network(), (MANY, MANY.argmax(1) % 3), drop=0.5, training={"epochs": 1}, latency=1.0
+    ),
     "quantize for Keras": lambda folder: pk.quantize(network(), (X, Y), activation_bits="float").export(
         folder / "net.keras"
     ),

@@ -148,6 +148,9 @@ class _OneLayer:
     def __init__(self, layer: Any, shape: tuple[int, ...], bits: int, half_in: bool, half_out: bool):
         self._kind, self._bits = type(layer), bits
         self._config = {**layer.get_config(), "dtype": "float32"}
+        if self._config.get("activation") == "softmax":
+            # Keras warns of one that is over a single value, as half of two.
+            self._config["activation"] = "linear"
         inputs = max(shape[-1] // 2, 1) if half_in else shape[-1]
         self._shape = (*shape[:-1], inputs)
         outputs = 1.0
