@@ -66,7 +66,7 @@ OPERATIONS = {
 ON_TENSORFLOW = {
     "export to LiteRT": lambda folder: exported(folder, "litert"),
     "quantize": lambda folder: pk.quantize(network(), (X, Y)).export(folder / "net.tflite"),
-    "search": lambda folder: pk.search(network(), (MANY, MANY.argmax(1) % 3), bytes="20kB", output=folder / "found"),
+    "search": lambda _: pk.search(network(), (MANY, MANY.argmax(1) % 3), bytes="20kB"),
     "search with training": lambda _: pk.search(
         network(), (MANY, MANY.argmax(1) % 3), drop=0.5, training={"epochs": 1}, latency=1.0
     ),
