@@ -128,6 +128,11 @@ def search(  # noqa: PLR0913
         raise ValueError("A search needs a question: drop=0.005, bytes='200kB', latency='2ms'. Received: none of them.")
     one_of("target", target, get_args(SearchTarget))
     one_of("profile", profile, get_args(SearchProfile))
+    if drop is None and profile != "small":
+        raise ValueError(
+            f"`profile` is what is minimised within a drop; without one, the drop itself is. Received: {profile=} and "
+            "no drop."
+        )
     allowed = _techniques(techniques)
     most_drop = None if drop is None else non_negative("drop", drop)
     most_bytes = None if bytes is None else int(number_of_bytes("bytes", bytes))

@@ -286,7 +286,9 @@ class Finder:
                 break
             nearer = self._counted(bounds)
             fits = one.meets(bounds)
-            counted = {name: most if fits else min(most, 0.98 * counted.get(name, most)) for name, most in nearer.items()}
+            counted = {
+                name: most if fits else min(most, 0.98 * counted.get(name, most)) for name, most in nearer.items()
+            }
         found = [one for one in self.made if one.meets(bounds)]
         if not found:
             self._least()

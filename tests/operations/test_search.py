@@ -163,6 +163,10 @@ def test_a_regression_is_judged_by_its_metric():
         ({"drop": -0.1}, "drop must be a finite number, 0 or more"),
         ({"drop": 0.1, "target": "pack"}, "`target` is one of litert, packed"),
         ({"bytes": "many"}, "bytes"),
+        ({"bytes": "6kB", "profile": "fast"}, "without one, the drop itself is. Received: profile='fast'"),
+        ({"drop": 0.1, "profile": "quick"}, "`profile` is one of small, balanced, fast"),
+        ({"drop": 0.1, "latency": "soon"}, "latency must be a time, such as 2ms"),
+        ({"drop": 0.1, "latency": 3}, "at most 1, or a time such as '2ms'"),
         ({"bytes": 500}, "No file is so small without training"),
     ],
 )

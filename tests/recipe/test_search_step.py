@@ -21,6 +21,7 @@ MISTAKES = {
     "a share": ("search: {latency: 50}", "6:23", "a share of the time"),
     "a technique": ("search: {drop: 0.1, techniques: [prun]}", "6:38", "Did you mean 'prune'"),
     "a profile": ("search: {drop: 0.1, profile: smal}", "6:34", "Did you mean 'small'"),
+    "a profile without a drop": ("search: {bytes: 9kB, profile: fast}", "6:35", "within a drop: add drop"),
     "no epochs": ("search: {drop: 0.1, training: {learning_rate: 0.1}}", "6:35", "'epochs' is missing"),
 }
 

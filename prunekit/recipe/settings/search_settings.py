@@ -79,6 +79,8 @@ class Search(StepSettings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self.at_least_one("drop", "bytes", "latency")
+        if self.drop is None and self.profile != "small":
+            raise refusal("profile is what is minimised within a drop: add drop, or leave profile out.", "profile")
         return self
 
     @property
