@@ -87,8 +87,8 @@ def search(  # noqa: PLR0913
 
     Each layer's zeros and bits, and the channels that are kept, are chosen together. Every level is measured by itself
     on examples, with the layers behind it repaired; an exact program chooses one for each; the file of the choice is
-    made, run, and measured on other examples, and the choice is made again, stricter or bolder, up to nine times. The
-    file that is returned held the drop on examples that no choice has seen. The model is not changed.
+    made, run, and measured on other examples, and the choice is made again, stricter or bolder, for up to nine bounds
+    of the error. The file that is returned held the drop on examples that no choice has seen. The model is not changed.
 
     Args:
         model: A built Sequential or functional Keras model.
@@ -101,16 +101,16 @@ def search(  # noqa: PLR0913
         latency: Most time of a call on this machine, one thread: "2ms", or a share of that of the model's float32
             LiteRT file: 0.5.
         profile: What is minimised within the drop: "small": bytes; "fast": latency; "balanced": the sum of both, as
-            shares of those of the model with 8 bits.
+            shares of those of the model without removals and zeros.
         target: "litert": bytes of the LiteRT file. "packed": bytes of its packed form (`pk.pack`), which is what apps
             download: there zeros count, too.
         techniques: What may be chosen: "shrink" (channels), "quantize" (fewer than 8 bits), "prune" (zeros, in packed
             files alone); "all", or some of them.
-        training: Up to three bolder mixtures are trained, with their zeros and bits, and with the model as their
-            teacher: {"epochs": 3}, with "data" (examples of their own; else those of `data` that neither choose nor
+        training: Up to three choices with a larger error are trained, with their zeros and bits, and with the model as
+            their teacher: {"epochs": 3}, with "data" (labelled examples; else those of `data` that neither choose nor
             judge), "learning_rate" (0.001, falls to 0 by half a cosine) and "batch_size" (32); the loss is the one that
-            the model is compiled with. Or your own function of a model and of callbacks that its `fit` must have. None
-            trains nothing.
+            the model is compiled with. Or a function of a model and of callbacks, which compiles the model and calls
+            its `fit` with them. None trains nothing.
         output: Folder for model.keras, model.tflite, model.pack, the report (search.json, search.png) and the table of
             all levels (scan.json). A search that was interrupted there is continued, and another question on the same
             model and data begins with the table.
@@ -134,6 +134,11 @@ def search(  # noqa: PLR0913
             "no drop."
         )
     allowed = _techniques(techniques)
+    if target == "litert" and set(allowed) == {"prune"}:
+        raise ValueError(
+            "Zeros take as many bytes as other weights in a LiteRT file. Received: techniques='prune' and "
+            "target='litert'. Pass target='packed', or other techniques."
+        )
     most_drop = None if drop is None else non_negative("drop", drop)
     most_bytes = None if bytes is None else int(number_of_bytes("bytes", bytes))
     most_time = None if latency is None else time_or_share("latency", latency)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
-from prunekit.core.data.calibration import CheckedData
+from prunekit.core.data.calibration import CheckedData, weighted_batches_of
 from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.searching.judge import SearchData
 from prunekit.searching.search_run import Train
@@ -52,14 +52,12 @@ class MixtureTraining:
         self._epochs = whole("training['epochs']", given["epochs"], 1)
         self._rate = float(positive("training['learning_rate']", given.get("learning_rate", _RATE)))
         self._batch = whole("training['batch_size']", given.get("batch_size", _BATCH), 1)
-        self._data = given.get("data")
         if not getattr(model, "compiled", False):
             raise ValueError(
                 "The loss of a training is the one that the model is compiled with. Received: a model that is not "
                 "compiled. Call model.compile(loss=...), or pass a function as `training`."
             )
-        if self._data is not None:
-            next(iter(CheckedData(model, self._data)))
+        self._data = None if given.get("data") is None else _checked(model, given["data"])
 
     @property
     def needs_examples(self) -> bool:
@@ -67,7 +65,7 @@ class MixtureTraining:
         return self._function is None and self._data is None
 
     def of(self, examples: SearchData) -> Train:
-        """Returns the training as a function of a model, the bits of its weights, and whether zeros are kept.
+        """Returns the training as a function of a model, the bits of its weights, and those whose zeros stay.
 
         Raises:
             ValueError: There are too few examples to train on.
@@ -82,9 +80,10 @@ class MixtureTraining:
                     "{'epochs': ..., 'data': (inputs, labels)}."
                 )
 
-        def train(model: Any, bits: Mapping[str, int], keeps_zeros: bool) -> QuantizationState:
+        def train(model: Any, bits: Mapping[str, int], zeros: Sequence[str]) -> QuantizationState:
             callback = QuantizationCallback(examples.fitted, bits=dict(bits))
-            callbacks = [*([KeepZeros()] if keeps_zeros else []), callback, DistillationCallback(self._model)]
+            callbacks = [*([KeepZeros(include=list(zeros))] if zeros else []), callback]
+            callbacks.append(DistillationCallback(self._model))
             if self._function is not None:
                 self._function(model, callbacks)
             else:
@@ -95,18 +94,52 @@ class MixtureTraining:
 
     def _fit(self, model: Any, examples: SearchData, callbacks: list[Any]) -> None:
         given = examples.trained if self._data is None else self._data
-        pair = isinstance(given, tuple)
-        steps = -(-len(keras.tree.flatten(given[0])[0]) // self._batch) if pair else _length(given)
+        arguments: dict[str, Any] = {"epochs": self._epochs, "verbose": 0, "callbacks": callbacks}
+        if isinstance(given, tuple):
+            arguments |= dict(zip(("x", "y", "sample_weight"), given, strict=False), batch_size=self._batch)
+            steps: int | None = -(-len(keras.tree.flatten(given[0])[0]) // self._batch)
+        else:
+            # Keras warns that it does not shuffle data sets.
+            arguments |= {"x": given, "shuffle": isinstance(given, keras.utils.PyDataset)}
+            steps = _length(given)
         rate: Any = self._rate
         if steps is not None:
             rate = keras.optimizers.schedules.CosineDecay(rate, self._epochs * steps)
         compile_like(self._model, model, keras.optimizers.Adam(rate))
-        arguments: dict[str, Any] = {"batch_size": self._batch} if pair else {}
-        if not (pair or isinstance(given, keras.utils.PyDataset)):
-            # Keras warns that it does not shuffle them.
-            arguments["shuffle"] = False
-        inputs = given if pair else (given,)
-        model.fit(*inputs, epochs=self._epochs, verbose=0, callbacks=callbacks, **arguments)
+        model.fit(**arguments)
+
+
+class _Batches(keras.utils.PyDataset):
+    """A list of batches, as `fit` reads it."""
+
+    def __init__(self, batches: Sequence[Any]):
+        super().__init__()
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batches[index]
+
+
+def _checked(model: Any, data: Any) -> Any:
+    """Returns training data as `fit` reads them.
+
+    Raises:
+        ValueError: They have no labels, do not fit the model, or can be read once only.
+    """
+    if callable(data) or hasattr(data, "__next__"):
+        raise ValueError(
+            "The data of a training are read several times. Received: a generator. Pass (inputs, labels), a data set, "
+            "or a list of batches."
+        )
+    checked = CheckedData(model, data)
+    next(iter(checked))
+    _, labels, _ = next(iter(weighted_batches_of(data)))
+    if labels is None:
+        raise ValueError("The data of a training have labels. Received: inputs alone. Pass (inputs, labels).")
+    return _Batches(data) if isinstance(data, list) else data
 
 
 def _length(data: Any) -> int | None:

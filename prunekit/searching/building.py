@@ -74,7 +74,7 @@ def build(subject: SearchedModel, mixture: Mixture, inputs: Any, samples: Any, *
     if kept:
         model = remove_channels(subject.model, KeptChannels(kept), options, inputs, memory=memory).model
     else:
-        model = _copied(subject.model)
+        model = copied(subject.model)
     _prune(subject, model, mixture, inputs, memory)
     bits: dict[str, Any] = {name: level.bits for name, level in mixture.levels.items()}
     activation_bits = subject.preparation.options.activation_bits
@@ -93,7 +93,8 @@ def written(state: QuantizationState, samples: Any, *, packed: bool) -> Built:
     return Built(state, file, encode(litert_pieces(file), file, LITERT).data if packed else b"", outputs)
 
 
-def _copied(model: Any) -> Any:
+def copied(model: Any) -> Any:
+    """Returns a copy of a model with weights of its own, not compiled."""
     made = keras.models.clone_model(model)
     made.set_weights(model.get_weights())
     return made

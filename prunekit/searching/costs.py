@@ -1,4 +1,4 @@
-"""Costs of a mixture as terms of a program: the bytes of a kernel are those of an entry times inputs and outputs."""
+"""Costs of a mixture as terms of a program: a kernel's bytes are those of an entry times its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 
@@ -15,10 +16,11 @@ from prunekit.searching.choice import Choice, Term, choose, totals
 from prunekit.searching.latencies import LayerSeconds, layer_axes, stored_width
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import Table, WeightRow
+from prunekit.sparsity.shorthands import SearchTechnique
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES, stored_weight
 
 # Removal of channels, fewer than 8 bits, zeros.
-TECHNIQUES = ("shrink", "quantize", "prune")
+TECHNIQUES = get_args(SearchTechnique)
 # Bytes of an output channel besides its entries: a scale and a bias of 32 bits.
 _CHANNEL = 8
 
@@ -43,7 +45,7 @@ class Mixture:
 
 
 class Costs:
-    """The errors and bytes of all mixtures of one model.
+    """The errors, bytes and latencies of all mixtures of one model.
 
     Args:
         subject: The model.
@@ -65,7 +67,7 @@ class Costs:
         techniques: Sequence[str] = TECHNIQUES,
         latencies: Mapping[str, Mapping[int, LayerSeconds]] | None = None,
     ):
-        self._subject = subject
+        self._subject, self._timed = subject, latencies is not None
         table = _restricted(table, techniques)
         weights = {name: table.of_weight(name) for name in subject.products}
         groups = {name: table.of_group(name) for name in subject.orders}
@@ -84,12 +86,18 @@ class Costs:
             self.terms = [self._balanced(term) for term in self.terms]
 
     def _undominated(self, name: str, rows: Sequence[WeightRow], packed: bool) -> tuple[list[WeightRow], list[float]]:
-        """Returns the levels that no other is better than in both, and the bits of an entry of each."""
+        """Returns the levels for which no other has fewer bits and less error, and the bits of an entry of each.
+
+        Where latencies count, levels that LiteRT stores in another width may be faster, and are compared apart.
+        """
         bits = [row.entropy if packed else self._stored_bits(name, row.bits) for row in rows]
         order = sorted(range(len(rows)), key=lambda i: (bits[i], rows[i].error))
         kept: list[int] = []
+        least: dict[int, float] = {}
         for i in order:
-            if not kept or rows[i].error < rows[kept[-1]].error:
+            width = stored_width(rows[i].bits) if self._timed else 0
+            if rows[i].error < least.get(width, math.inf):
+                least[width] = rows[i].error
                 kept.append(i)
         return [rows[i] for i in kept], [bits[i] for i in kept]
 

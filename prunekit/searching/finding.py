@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from prunekit.core.layerwise.layerwise import Progress
+from prunekit.delivery.integers.integer_report import IntegerExportError
+from prunekit.delivery.litert.isolated_run import ScriptFailed
 from prunekit.searching.building import Built
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import Costs, Mixture
@@ -62,35 +64,40 @@ class Question:
         return " and ".join(found)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Made:
     """A mixture whose file was made, run and measured.
 
     Attributes:
         mixture: What was chosen.
-        built: The file.
+        built: The file; of files that will not be delivered without model and outputs.
         drops: By how much the metric is worse: on the examples for the choice, and on those that judge.
         error: Squared error of its outputs on the examples for the choice.
-        seconds: Of a call; None if they were not measured.
+        bytes: Bytes of the file, as the target counts them.
+        seconds: Seconds of one call of the file; None if they were not measured.
         is_trained: True if the mixture was trained.
     """
 
     mixture: Mixture
-    built: Built
+    built: Built | None
     drops: tuple[float, float]
     error: float
+    bytes: int
     seconds: float | None = None
     is_trained: bool = False
 
     @property
     def costs(self) -> dict[str, float]:
         """The measured costs."""
-        found = {"bytes": float(self.built.bytes)}
+        found = {"bytes": float(self.bytes)}
         return found if self.seconds is None else found | {"latency": self.seconds}
 
-    def meets(self, bounds: dict[str, float]) -> bool:
+    def meets(self, bounds: Mapping[str, float]) -> bool:
         """Returns True if no measured cost is above its bound."""
         return all(self.costs[name] <= most for name, most in bounds.items())
+
+    def __str__(self) -> str:
+        return f"{self.bytes:,} bytes" + ("" if self.seconds is None else f" and {1000 * self.seconds:.3g} ms")
 
 
 @dataclass(eq=False)
@@ -106,6 +113,7 @@ class Finder:
 
     Attributes:
         made: All files that were made.
+        notes: Files that could not be made, and why.
     """
 
     question: Question
@@ -114,6 +122,8 @@ class Finder:
     train: Callable[[Made], Made] | None
     progress: Progress
     made: list[Made] = field(default_factory=list, init=False)
+    notes: list[str] = field(default_factory=list, init=False)
+    _unreachable: Unreachable | None = field(default=None, init=False)
 
     def found(self) -> Made:
         """Returns the file that answers the question.
@@ -122,39 +132,43 @@ class Finder:
             ValueError: No file that was made does.
         """
         if self.question.drop is None:
-            return self._best()
+            return self._within_costs()
         low, high = self.costs.errors
         low = max(low * (1 + 1e-6), 1e-12)
         holds = self._along(low, high, min(max(_START * self.question.drop, low), high))
         if self.train is not None:
             self._along(low, high, min((holds or low) * _FACTOR, high), holds, self.train)
-        if not self._proven():
+        # Files that only the examples for the choice liked.
+        if self._answer() is None and any(self._is_liked(one) for one in self.made):
             self._back(low, holds or low)
-        proven = self._proven()
-        if not proven:
+        found = self._answer()
+        if found is None:
             raise ValueError(self._missed())
-        return min(proven, key=self.goal)
+        return found
 
-    def _proven(self) -> list[Made]:
-        """Returns the files that hold all bounds, the drop on both parts of the examples."""
-        most = self.question.drop or 0.0
-        return [one for one in self.made if max(one.drops) <= most and one.meets(self.question.costs)]
+    # ---- which file is the answer ------------------------------------------------------------------------------------
 
-    def _back(self, low: float, bound: float) -> None:
-        """Makes files of less and less error until one holds the drop on the examples that judge, too."""
-        for _ in range(FILES):
-            if bound <= low or self._proven():
-                break
-            bound = max(bound / _FACTOR, low)
-            self._within(bound, None)
+    def _is_liked(self, one: Made) -> bool:
+        """Returns True for a file that meets all bounds on the examples for the choice."""
+        drop = self.question.drop
+        return (drop is None or one.drops[0] <= drop) and one.meets(self.question.costs)
 
-    def goal(self, made: Made) -> float:
+    def _answer(self) -> Made | None:
+        """Returns the best file so far that meets all bounds, the drop on the examples that judge, too."""
+        drop = self.question.drop
+        if drop is None:
+            return min(filter(self._is_liked, self.made), key=lambda one: (one.drops[0], one.error), default=None)
+        proven = [one for one in self.made if self._is_liked(one) and one.drops[1] <= drop]
+        return min(proven, key=lambda one: (self._goal(one), one.drops[0]), default=None)
+
+    def _goal(self, made: Made) -> float:
         """Returns the measured cost that is minimised within a drop."""
         name = MINIMISED[self.question.profile]
         if name != "balanced":
             return made.costs[name]
-        whole = self.costs.whole
-        return sum(value / whole[cost] for cost, value in made.costs.items())
+        return sum(value / (self.costs.whole[cost] * self._scale(cost)) for cost, value in made.costs.items())
+
+    # ---- files -------------------------------------------------------------------------------------------------------
 
     def _file(self, mixture: Mixture, train: Callable[[Made], Made] | None = None) -> Made:
         """Returns the file of a mixture, which is made once, and trained once."""
@@ -162,13 +176,17 @@ class Finder:
         found = next((one for one in same if one.is_trained is (train is not None)), None)
         if found is not None:
             return found
-        untrained = next((one for one in same if not one.is_trained), None) or self.make(mixture)
+        kept = next((one for one in same if one.built is not None and not one.is_trained), None)
+        untrained = kept or self.make(mixture)
         found = untrained if train is None else train(untrained)
         self.made.append(found)
+        answer = self._answer()
+        for one in self.made:
+            # Models are large, and one is delivered.
+            one.built = one.built if one is answer or one is found else None
         trained = sum(one.is_trained for one in self.made)
         after, done, most = (" after training", trained, TRAINED) if train else ("", len(self.made) - trained, FILES)
-        text = f"a file of {found.built.bytes:,} bytes{after}, drop {found.drops[0]:.4g}"
-        self.progress(min(done, most), most, text)
+        self.progress(min(done, most), most, f"a file of {found}{after}, drop {found.drops[0]:.4g}")
         return found
 
     # ---- within a drop -----------------------------------------------------------------------------------------------
@@ -192,9 +210,7 @@ class Finder:
         """
         fails = None
         for _ in range(FILES if train is None else TRAINED):
-            one = self._within(bound, train)
-            # Without a file, more error is allowed, until others of the bounds can be met.
-            if one is None or one.drops[0] <= (self.question.drop or 0.0):
+            if self._holds(bound, train):
                 holds = bound
             else:
                 fails = bound
@@ -212,6 +228,24 @@ class Finder:
                 bound = math.sqrt(holds * fails)
         return holds
 
+    def _back(self, low: float, bound: float) -> None:
+        """Makes files of less and less error until one holds the drop on the examples that judge, too."""
+        for _ in range(FILES):
+            if bound <= low or self._answer() is not None:
+                break
+            bound = max(bound / _FACTOR, low)
+            self._holds(bound, None)
+
+    def _holds(self, error: float, train: Callable[[Made], Made] | None) -> bool:
+        """Returns True if the file of least cost within an error holds the drop on the examples for the choice."""
+        try:
+            one = self._within(error, train)
+        except (IntegerExportError, ScriptFailed, TimeoutError, FloatingPointError) as failure:
+            self.notes.append(f"A file was not made: {failure}")
+            return False
+        # Without a file, more error is allowed, until others of the bounds can be met.
+        return one is None or one.drops[0] <= (self.question.drop or 0.0)
+
     def _within(self, error: float, train: Callable[[Made], Made] | None) -> Made | None:
         """Returns the file of least cost within an error and the bounds of the question; None if there is none."""
         for _ in range(2):
@@ -219,14 +253,15 @@ class Finder:
             bounds = {"error": error} | self._counted(self.question.costs)
             try:
                 found = self._file(self.costs.least(MINIMISED[self.question.profile], bounds), train)
-            except Unreachable:
+            except Unreachable as unreachable:
+                self._unreachable = unreachable
                 return None
             # What a file has besides the counted costs is known after the first one.
             if found.meets(self.question.costs) or len(self.made) == count:
                 break
         return found
 
-    def _counted(self, bounds: dict[str, float]) -> dict[str, float]:
+    def _counted(self, bounds: Mapping[str, float]) -> dict[str, float]:
         """Returns bounds of counted costs, from those of files."""
         files = [one for one in self.made if not one.is_trained]
         if not files:
@@ -235,42 +270,45 @@ class Finder:
         found = {}
         for name, most in bounds.items():
             near = min(files, key=lambda one: abs(one.costs[name] - most))
-            found[name] = near.mixture.costs[name] + (most - near.costs[name]) / self.scale(name)
+            found[name] = near.mixture.costs[name] + (most - near.costs[name]) / self._scale(name)
         return found
 
-    def scale(self, name: str) -> float:
+    def _scale(self, name: str) -> float:
         """Returns how much a measured cost rises with the counted one."""
         pairs = {(one.mixture.costs[name], one.costs[name]) for one in self.made if not one.is_trained}
+        if name == "bytes" or len(pairs) < 2:
+            return 1.0
         counted, measured = np.array(sorted(pairs)).T
-        if name == "bytes" or len(pairs) < 2 or np.ptp(counted) < 0.02 * counted.max():
+        if np.ptp(counted) < 0.02 * counted.max():
             return 1.0
         return float(np.clip(np.polyfit(counted, measured, 1)[0], *_SCALES))
 
     def _missed(self) -> str:
-        question, drop = self.question, self.question.drop
+        question, drop = self.question, self.question.drop or 0.0
+        why = f" {self.notes[0]}" if self.notes else ""
+        held = [one for one in self.made if max(one.drops) <= drop]
+        if question.costs and (held or not self.made):
+            if held:
+                reach = f"the best file with this drop has {min(held, key=self._goal)}"
+            else:
+                least = {} if self._unreachable is None else self._unreachable.least
+                told = [_told(name, value) for name, value in least.items() if name != "error" and value is not None]
+                reach = f"the least that is possible at all is {' and '.join(told) or 'more'}"
+            return f"No file meets all bounds. Received: {question}; {reach}. Allow more of one of them.{why}"
         nearest = min(self.made, key=lambda one: max(one.drops), default=None)
-        if nearest is None:
-            return f"No mixture meets the bounds. Received: {question}. Allow more of one of them."
-        also = "" if question.latency is None else f" in {1000 * (nearest.seconds or 0):.3g} ms"
-        remedy = "Allow more, or train the mixture: training={'epochs': 3}." if self.train is None else "Allow more."
-        held = [one for one in self.made if max(one.drops) <= (drop or 0.0)]
-        if held and question.costs:
-            best = min(held, key=self.goal)
-            also = "" if best.seconds is None else f" and takes {1000 * best.seconds:.3g} ms"
-            return (
-                f"No file meets all bounds. Received: {question}; the best file with this drop has "
-                f"{best.built.bytes:,} bytes{also}. Allow more of one of them."
-            )
-        return (
-            f"No file holds the drop{'' if self.train else ' without training'}. Received: {question}; the nearest of "
-            f"{len(self.made)} files loses {max(nearest.drops):.4g} and has {nearest.built.bytes:,} bytes{also}. "
-            f"{remedy}"
+        reach = (
+            f"; the nearest of {len(self.made)} files loses {max(nearest.drops):.4g} and has {nearest}"
+            if nearest
+            else ""
         )
+        remedy = "Allow more, or train the mixtures (`training`)." if self.train is None else "Allow more."
+        without = " without training" if self.train is None else ""
+        return f"No file holds the drop{without}. Received: {question}{reach}. {remedy}{why}"
 
     # ---- within bytes and latency ------------------------------------------------------------------------------------
 
-    def _best(self) -> Made:
-        """Returns the file of least error within the bounds of its costs."""
+    def _within_costs(self) -> Made:
+        """Returns the file of least drop within the bounds of its costs, among those of least predicted error."""
         bounds = self.question.costs
         counted = self._counted(bounds)
         for _ in range(FILES):
@@ -278,40 +316,28 @@ class Finder:
             try:
                 one = self._file(self.costs.least("error", counted))
             except Unreachable:
-                if not self.made:
-                    self._least()
                 break
             used = max(one.costs[name] / most for name, most in bounds.items())
             if len(self.made) == count or 1 - _UNUSED <= used <= 1:
                 break
             nearer = self._counted(bounds)
-            fits = one.meets(bounds)
-            counted = {
-                name: most if fits else min(most, 0.98 * counted.get(name, most)) for name, most in nearer.items()
-            }
-        found = [one for one in self.made if one.meets(bounds)]
-        if not found:
-            self._least()
-            found = [one for one in self.made if one.meets(bounds)]
-        if not found:
-            raise ValueError(self._too_small())
-        best = min(found, key=lambda one: one.error)
-        if self.train is None:
-            return best
-        trained = self._file(best.mixture, self.train)
-        return trained if trained.meets(bounds) and trained.drops[0] <= best.drops[0] else best
+            if not one.meets(bounds):
+                nearer = {name: min(most, 0.98 * counted.get(name, most)) for name, most in nearer.items()}
+            counted = nearer
+        if self._answer() is None:
+            # The least of what the bounds are about.
+            self._file(self.costs.least("balanced" if len(bounds) > 1 else next(iter(bounds)), {}))
+        best = self._answer()
+        if best is None:
+            smallest = min(self.made, key=lambda one: max(one.costs[name] / most for name, most in bounds.items()))
+            raise ValueError(
+                f"No file is so small without training. Received: {self.question}; the smallest of {len(self.made)} "
+                f"files has {smallest}. Allow more."
+            )
+        if self.train is not None:
+            self._file(best.mixture, self.train)
+        return self._answer() or best
 
-    def _least(self) -> None:
-        """Makes the file of least cost."""
-        name = next(iter(self.question.costs))
-        self._file(self.costs.least(name, {"error": self.costs.errors[1] * 2}))
 
-    def _too_small(self) -> str:
-        smallest = min(self.made, key=lambda one: sum(one.costs[name] for name in self.question.costs))
-        has = f"{smallest.built.bytes:,} bytes"
-        if self.question.latency is not None:
-            has += f" and takes {1000 * (smallest.seconds or 0.0):.3g} ms"
-        return (
-            f"No file is so small without training. Received: {self.question}; the smallest of {len(self.made)} files "
-            f"has {has}. Allow more."
-        )
+def _told(cost: str, value: float) -> str:
+    return f"{value:,.0f} counted bytes" if cost == "bytes" else f"{1000 * value:.3g} counted ms"

@@ -22,6 +22,8 @@ FITTED, MEASURED, CHOOSING, JUDGING = 256, 256, 2048, 2048
 LEAST = 128
 # Examples that are read, of which these are drawn.
 READ = 4 * (FITTED + MEASURED + CHOOSING + JUDGING)
+# Most examples that are kept for a training.
+_TRAINED = 200_000
 
 
 class SearchData:
@@ -30,7 +32,7 @@ class SearchData:
     Args:
         data: As for `pk.search`.
         seed: Seed of the draw.
-        everything: True reads all data, for a training; False as many examples as the parts need.
+        everything: True reads more examples, for a training; the parts are the same.
 
     Attributes:
         fitted: Inputs to which layers are fitted.
@@ -38,15 +40,14 @@ class SearchData:
         held_out: Inputs of both remaining parts, those for the choice first.
         labels: Labels of these, or None.
         choosing: Number of examples for the choice.
-        trained: (inputs, labels or None) of all examples that neither choose nor judge.
+        trained: (inputs, labels or None) of the examples that neither choose nor judge.
 
     Raises:
         ValueError: There are too few examples.
     """
 
     def __init__(self, data: Any, seed: int, *, everything: bool = False):
-        inputs, labels = _gathered(data, None if everything else READ)
-        count = len(keras.tree.flatten(inputs)[0])
+        inputs, labels, count = _gathered(data, _TRAINED if everything else READ)
         if count < LEAST:
             raise ValueError(
                 f"A search fits, chooses and judges on different examples: {LEAST} at least, better some thousands. "
@@ -59,7 +60,8 @@ class SearchData:
         self.fitted = _rows(inputs, np.sort(order[:fitted]))
         self.measured = _rows(inputs, np.sort(order[fitted : fitted + measured]))
         last = self.choosing + min(JUDGING, len(rest) - self.choosing)
-        taught = np.concatenate([order[: fitted + measured], rest[last:]]) if everything else order[:0]
+        others = np.arange(count, len(keras.tree.flatten(inputs)[0]))
+        taught = np.concatenate([order[: fitted + measured], rest[last:], others]) if everything else order[:0]
         self.trained = _rows(inputs, taught), None if labels is None else _rows(labels, taught)
         rest = rest[:last]
         self.held_out = _rows(inputs, rest)
@@ -71,13 +73,14 @@ class SearchData:
         return len(keras.tree.flatten(self.held_out)[0]) - self.choosing
 
 
-def _gathered(data: Any, most: int | None) -> tuple[Any, Any]:
-    """Returns inputs and labels of all batches, or of about so many examples."""
-    batches, count = [], 0
+def _gathered(data: Any, most: int) -> tuple[Any, Any, int]:
+    """Returns inputs and labels of about so many examples, and how many of them are drawn from."""
+    batches, count, drawn = [], 0, 0
     for inputs, labels, _ in weighted_batches_of(data):
         batches.append((inputs, labels))
         count += len(keras.tree.flatten(inputs)[0])
-        if most is not None and count >= most:
+        drawn = drawn or (count if count >= READ else 0)
+        if count >= most:
             break
     labelled = all(labels is not None for _, labels in batches)
 
@@ -87,7 +90,7 @@ def _gathered(data: Any, most: int | None) -> tuple[Any, Any]:
             *(batch[index] for batch in batches),
         )
 
-    return joined(0), joined(1) if labelled else None
+    return joined(0), joined(1) if labelled else None, drawn or count
 
 
 def batched(inputs: Any, size: int) -> list[Any]:
@@ -106,6 +109,7 @@ class Judge:
     Args:
         model: The model as it is.
         data: The examples.
+        metric: The metric in which the drop is measured; None takes the first one that says which direction is better.
 
     Attributes:
         metric: The metric.
@@ -116,7 +120,7 @@ class Judge:
         ValueError: There are labels, and nothing says how outputs are compared with them.
     """
 
-    def __init__(self, model: Any, data: SearchData):
+    def __init__(self, model: Any, data: SearchData, metric: Metric | None = None):
         self._model, self._data = model, data
         run = ModelFunction(model, lambda inputs: model(inputs, training=False))
         found = [run(keras.tree.map_structure(keras.ops.convert_to_tensor, one)) for one in batched(data.held_out, 128)]
@@ -124,7 +128,7 @@ class Judge:
         parts = zip(*map(keras.tree.flatten, found), strict=True)
         self.outputs = [np.concatenate([array_of(leaf).astype("float32") for leaf in leaves]) for leaves in parts]
         self._loss = loss_names(model, len(self.outputs))[0]
-        self.metric = self._metric()
+        self.metric = metric or self._metric()
         self.before = self.values(self.outputs)
 
     def _metric(self) -> Metric:

@@ -1,11 +1,12 @@
 """Latencies: of a model's layers at several widths, each as a file of its own, and of whole files.
 
 The latency of a layer is taken to be bilinear in the shares of its inputs and outputs that are kept: four files of one
-layer, whole and with half of the inputs, of the outputs and of both, say what it is between.
+layer, whole and with half of the inputs, of the outputs and of both, determine the four coefficients.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import tempfile
@@ -17,10 +18,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.layers.linear_kinds import CONVOLUTIONS, DEPTHWISE, TRANSPOSED, kind_of
 from prunekit.anatomy.layers.targets import Target
 from prunekit.anatomy.records.plain_data import Record
 from prunekit.core.outputs.graph_steps import steps_of
 from prunekit.delivery.integers.integer_export import integer_file
+from prunekit.delivery.integers.integer_io import FloatEndError
 from prunekit.delivery.litert.latency import Latencies, input_arrays, measured_latencies, plain_file
 from prunekit.delivery.litert.litert import input_specs
 from prunekit.searching.searched_model import SearchedModel
@@ -30,9 +33,6 @@ from prunekit.techniques.quantize.options import QuantizationOptions
 
 # Seconds for each file of one layer, of all turns together; and for whole files, or until their share is so exact.
 _LAYER_SECONDS, _LEAST_SECONDS, _FILE_SECONDS, _PRECISION = 0.2, 3.0, 6.0, 0.01
-_WIDTHS = {keras.layers.Dense: "units", keras.layers.Conv1D: "filters", keras.layers.Conv2D: "filters"}
-_WIDTHS |= {keras.layers.Conv2DTranspose: "filters"}
-_DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def by_weight(rows: Sequence[LayerSeconds]) -> dict[str, dict[int, LayerSeconds]
 
 def layer_axes(target: Target) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the axes of a weight that number the layer's inputs, and those that number its outputs, each once."""
-    if isinstance(target.layer, _DEPTHWISE):
+    if isinstance(target.layer, DEPTHWISE):
         return tuple(target.out_axes[:1] or target.in_axes[:1]), ()
     return tuple(target.in_axes), tuple(axis for axis in target.out_axes if axis not in target.in_axes)
 
@@ -93,8 +93,10 @@ def layer_latencies(
     shapes = _input_shapes(subject, inputs)
     wanted: dict[str, list[tuple[int, float, float, str]]] = {}
     makers: dict[str, Callable[[], tuple[bytes, dict[str, np.ndarray]]]] = {}
-    for name, product in subject.products.items():
-        layer = product.target.layer
+    # A separable convolution has two weights, and is counted with the last one.
+    names = {id(product.target.layer): name for name, product in subject.products.items()}
+    for name in names.values():
+        layer = subject.products[name].target.layer
         if layer.name not in shapes:
             continue
         for width, corner in itertools.product(bits, _corners(layer)):
@@ -120,7 +122,7 @@ def layer_latencies(
 
 
 def _input_shapes(subject: SearchedModel, inputs: Any) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of what each layer reads, without the batch, by the layer's name."""
+    """Returns the shape of the floats that each layer reads, without the batch, by the layer's name."""
     first = keras.tree.map_structure(lambda leaf: leaf[:1], inputs)
     steps = steps_of(subject.model, first)
     values = dict(zip(steps.inputs, steps.flat_inputs(first), strict=True))
@@ -128,18 +130,27 @@ def _input_shapes(subject: SearchedModel, inputs: Any) -> dict[str, tuple[int, .
     found = {}
     for step in steps.steps:
         if id(step.layer) in layers and len(step.reads) == 1:
-            found[step.layer.name] = tuple(values[step.reads[0]].shape[1:])
+            read = values[step.reads[0]]
+            # A lookup of whole numbers takes next to no time.
+            if "float" in keras.backend.standardize_dtype(read.dtype):
+                found[step.layer.name] = tuple(read.shape[1:])
         step.compute(values)
     return found
 
 
 def _corners(layer: Any) -> list[tuple[bool, bool]]:
     """Returns (whether inputs are halved, whether outputs are) of the files of a layer."""
-    if isinstance(layer, _DEPTHWISE):
+    if isinstance(layer, DEPTHWISE):
         return [(False, False), (True, False)]
-    if type(layer) not in _WIDTHS or getattr(layer, "groups", 1) != 1:
+    if _width(layer) is None or getattr(layer, "groups", 1) != 1:
         return [(False, False)]
     return [(half_in, half_out) for half_in in (False, True) for half_out in (False, True)]
+
+
+def _width(layer: Any) -> str | None:
+    """Returns the name of the setting that says how many outputs a layer has; None for another kind of layer."""
+    kind = kind_of(layer)
+    return "filters" if kind in (*CONVOLUTIONS, *TRANSPOSED) else "units" if kind is keras.layers.Dense else None
 
 
 class _OneLayer:
@@ -155,7 +166,7 @@ class _OneLayer:
         self._shape = (*shape[:-1], inputs)
         outputs = 1.0
         if half_out:
-            width = _WIDTHS[type(layer)]
+            width = str(_width(layer))
             whole, self._config[width] = self._config[width], max(self._config[width] // 2, 1)
             outputs = self._config[width] / whole
         self.shares = inputs / shape[-1], outputs
@@ -170,20 +181,25 @@ class _OneLayer:
         options = QuantizationOptions(self._bits, method="nearest", weight_ranges="minmax", activation_ranges="minmax")
         state = quantize_model(model, options, samples)
         with tempfile.TemporaryDirectory() as folder:
-            made = integer_file(
+            write = functools.partial(
+                integer_file,
                 state.placement,
                 state.ranges,
                 state.formats,
                 structure=samples,
                 specs=input_specs(model, samples),
                 folder=Path(folder),
-                integer_io=("inputs", "outputs"),
             )
+            try:
+                made = write(integer_io=("inputs", "outputs"))
+            except FloatEndError:
+                # Activations without an integer kernel.
+                made = write()
         return made.content, input_arrays(model, samples)
 
 
 def _bilinear(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float, float]:
-    """Returns (constant, inputs, outputs, both) of points (u, v, seconds); those of one point are its product's."""
+    """Returns (constant, inputs, outputs, both) of points (u, v, seconds); of one point, all of it in `both`."""
     if len(points) == 1:
         return 0.0, 0.0, 0.0, points[0][2]
     u, v, seconds = (np.array(column) for column in zip(*points, strict=True))

@@ -103,7 +103,7 @@ class SearchReport(Displayed):
     Attributes:
         model_name: Name of the model.
         target: "litert" or "packed".
-        metric: The metric that the drop is one of.
+        metric: The metric in which the drop is measured.
         before: The metric of the model on the examples that no choice has seen.
         after: That of the file.
         asked_drop: The largest drop that was asked for; None if none was.

@@ -12,11 +12,13 @@ from typing import Any
 import keras
 
 from prunekit.anatomy.files.digests import architecture_digest, data_digest, model_digest
-from prunekit.anatomy.layers.targets import find_targets
+from prunekit.anatomy.layers.targets import Target, find_targets
+from prunekit.anatomy.records.plain_data import from_plain
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.partial_files import replace_file
 from prunekit.delivery.litert.model_measures import machine
-from prunekit.searching.building import Built, build, written
+from prunekit.delivery.reports.metrics import Metric
+from prunekit.searching.building import Built, build, copied, written
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
 from prunekit.searching.finding import MINIMISED, Finder, Made, Question
@@ -32,8 +34,10 @@ from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES
 from prunekit.techniques.quantize.quantization_state import QuantizationState
 
 TABLE = "scan.json"
-# Trains a model on integers, in place: (model, bits of its weights, whether zeros are kept) -> the quantized model.
-Train = Callable[[Any, Mapping[str, int], bool], QuantizationState]
+# Share of zeros from which a weight counts as pruned; fewer may be chance.
+_PRUNED = 0.01
+# Trains a model on integers, in place: (model, bits of its weights, those whose zeros stay) -> the quantized model.
+Train = Callable[[Any, Mapping[str, int], Sequence[str]], QuantizationState]
 
 
 class SearchRun:
@@ -46,6 +50,7 @@ class SearchRun:
         techniques: What may be chosen, names of `TECHNIQUES`.
         memory: Largest number of bytes of activations that are kept.
         progress: Told of each scanned weight and each file: (done, total, text).
+        metric: The metric in which the drop is measured; None takes the model's first one.
     """
 
     def __init__(
@@ -56,12 +61,14 @@ class SearchRun:
         techniques: Sequence[str],
         memory: float,
         progress: Progress | None,
+        metric: Metric | None = None,
     ):
+        self._notes: list[str] = []
         self._model, self._data, self._memory, self._techniques = model, data, memory, techniques
         self._progress: Progress = progress or (lambda done, total, text: None)
         self._target, self._packed = target, target == "packed"
         self._subject = SearchedModel(model, data.fitted)
-        self._judge = Judge(model, data)
+        self._judge = Judge(model, data, metric)
         self._clock: FileClock | None = None
 
     def _check_drop(self, drop: float) -> None:
@@ -105,7 +112,7 @@ class SearchRun:
             "data": data_digest((self._data.fitted, self._data.measured)),
         }
         settings = settings_of(levels, hashes)
-        known = Table(settings) if path is None else _kept_table(path, settings)
+        known = Table(settings) if path is None else self._kept_table(path, settings)
 
         def keep(table: Table) -> None:
             if path is not None:
@@ -128,8 +135,24 @@ class SearchRun:
                 self._table = replace(self._table, latencies=tuple(rows), machine=machine())
                 keep(self._table)
             seconds = by_weight(self._table.latencies)
+            if not seconds:
+                raise ValueError(
+                    f"No layer of the model {self._model.name!r} can be timed by itself. Ask for bytes, and measure "
+                    "the file."
+                )
         self._seconds = seconds
         self._costs = self._costs_of(self._techniques)
+
+    def _kept_table(self, path: Path, settings: dict[str, Any]) -> Table:
+        """Returns the table at a path if it is of the same model, data and levels; else an empty one."""
+        try:
+            found: Table = from_plain(Table, json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return Table(settings)
+        except (ValueError, TypeError, RecursionError):
+            self._notes.append(f"{path.name} could not be read, and was measured again.")
+            return Table(settings)
+        return found if found.settings == settings else Table(settings)
 
     def _costs_of(self, techniques: Sequence[str]) -> Costs:
         return Costs(self._subject, self._table, packed=self._packed, techniques=techniques, latencies=self._seconds)
@@ -147,7 +170,9 @@ class SearchRun:
         trained = None if train is None else lambda made: self._trained(made, train)
         finder = Finder(question, self._costs, self._file, trained, self._progress)
         made = finder.found()
-        return made.built, self._report(made, finder)
+        if made.built is None:
+            raise ValueError("The file that answers has its model.")
+        return made.built, self._report(made, made.built, finder)
 
     def _file(self, mixture: Mixture) -> Made:
         data = self._data
@@ -155,30 +180,45 @@ class SearchRun:
         return self._judged(mixture, built)
 
     def _trained(self, made: Made, train: Train) -> Made:
+        if made.built is None:
+            raise ValueError("A mixture is trained from its model.")
+        # The file before may be the one that is delivered.
+        model = copied(made.built.model)
         bits = {name: level.bits or 8 for name, level in made.mixture.levels.items()}
-        state = train(made.built.model, bits, self._packed)
+        state = train(model, bits, self._zeros_of(model, made.mixture))
         return self._judged(made.mixture, written(state, self._data.held_out, packed=self._packed), is_trained=True)
+
+    def _zeros_of(self, model: Any, mixture: Mixture) -> list[str]:
+        """Returns the weights whose zeros stay in a training: all in packed files, else those that came with zeros."""
+        found = []
+        for target in _weights_of(model):
+            product = self._subject.products.get(target.name)
+            known = model if self._packed or product is None else None
+            values = array_of(target.variable if known is not None else product.target.variable)  # type: ignore[union-attr]
+            if (values == 0).mean() >= _PRUNED and target.name in mixture.levels:
+                found.append(target.name)
+        return found
 
     def _judged(self, mixture: Mixture, built: Built, *, is_trained: bool = False) -> Made:
         seconds = None if self._clock is None else self._clock.seconds(built.file)
         drops, error = self._judge.drops(built.outputs), self._judge.error(built.outputs)
-        return Made(mixture, built, drops, error, seconds, is_trained)
+        return Made(mixture, built, drops, error, built.bytes, seconds, is_trained)
 
-    def _report(self, made: Made, finder: Finder) -> SearchReport:
-        before, after = self._judge.before[1], self._judge.values(made.built.outputs)[1]
+    def _report(self, made: Made, built: Built, finder: Finder) -> SearchReport:
+        before, after = self._judge.before[1], self._judge.values(built.outputs)[1]
         points = [
             SearchPoint(
                 predicted_error=one.mixture.error,
                 error=one.error,
                 counted_bytes=one.mixture.costs["bytes"],
-                bytes=one.built.bytes,
+                bytes=one.bytes,
                 drop=one.drops[0],
                 delivered=one is made,
                 trained=one.is_trained,
                 seconds=one.seconds,
                 counted_seconds=one.mixture.costs.get("latency"),
             )
-            for one in sorted(finder.made, key=lambda one: one.built.bytes)
+            for one in sorted(finder.made, key=lambda one: one.bytes)
         ]
         data, weights, question = self._data, self._model.weights, finder.question
         return SearchReport(
@@ -191,12 +231,13 @@ class SearchRun:
             asked_bytes=question.bytes,
             examples=(_count(data.fitted), _count(data.measured), data.choosing, data.judging),
             bytes_before=FLOAT_BYTES * sum(math.prod(one.shape) for one in weights),
-            bytes=made.built.bytes,
+            bytes=made.bytes,
             gap=made.mixture.gap,
             points=tuple(points),
-            weights=tuple(self._rows_of_weights(made)),
+            weights=tuple(self._rows_of_weights(made.mixture, built)),
             groups=tuple(self._rows_of_groups(made.mixture)),
             skipped=self._subject.skipped,
+            notes=(*self._notes, *finder.notes),
             profile=question.profile,
             asked_seconds=question.latency,
             seconds=made.seconds,
@@ -209,24 +250,23 @@ class SearchRun:
         used = [name for name in TECHNIQUES if name in self._techniques and (name != "prune" or self._packed)]
         if len(used) < 2:
             return ()
+        only_time = question.drop is None and question.bytes is None
+        goal = "latency" if only_time else MINIMISED[question.profile]
         found = []
         for names in [*((name,) for name in used), tuple(used)]:
             costs = self._costs_of(names)
             try:
-                one = costs.least(
-                    MINIMISED[question.profile], {"error": max(mixture.error, costs.errors[0]) * (1 + 1e-6)}
-                )
+                one = costs.least(goal, {"error": max(mixture.error, costs.errors[0]) * (1 + 1e-6)})
             except Unreachable:
                 continue
             found.append(TechniqueAlone(" and ".join(names), one.error, one.costs["bytes"], one.costs.get("latency")))
         return tuple(found)
 
-    def _rows_of_weights(self, made: Made) -> list[SearchedWeight]:
+    def _rows_of_weights(self, mixture: Mixture, built: Built) -> list[SearchedWeight]:
         rows = {(row.weight, row.level): row.error for row in self._table.weights}
-        targets, _ = find_targets(made.built.model, also=("depthwise_kernel", "embedding"))
-        stored = {target.name: array_of(target.variable) for target in targets}
+        stored = {target.name: array_of(target.variable) for target in _weights_of(built.model)}
         found = []
-        for name, level in made.mixture.levels.items():
+        for name, level in mixture.levels.items():
             shape, zeros = tuple(self._subject.products[name].target.shape), float((stored[name] == 0).mean())
             found.append(SearchedWeight(name, shape, zeros, level.bits or 32, level.rate, rows[name, level]))
         return found
@@ -241,14 +281,5 @@ def _count(inputs: Any) -> int:
     return len(keras.tree.flatten(inputs)[0])
 
 
-def _kept_table(path: Path, settings: dict[str, Any]) -> Table:
-    """Returns the table at a path if it is of the same model, data and levels; else an empty one."""
-    from prunekit.anatomy.records.plain_data import from_plain
-
-    try:
-        found: Table = from_plain(Table, json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return Table(settings)
-    except (ValueError, TypeError, RecursionError):
-        return Table(settings)
-    return found if found.settings == settings else Table(settings)
+def _weights_of(model: Any) -> list[Target]:
+    return find_targets(model, also=("depthwise_kernel", "embedding"))[0]

@@ -11,9 +11,11 @@ from keras import layers as L
 
 import prunekit as pk
 from prunekit.anatomy.layers.targets import find_targets
+from prunekit.delivery.integers.integer_report import IntegerExportError
 from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.operations.search import FILE, MODEL, REPORT
 from prunekit.reports import SearchReport
+from prunekit.searching import search_run
 from prunekit.searching.building import build
 from prunekit.searching.candidates import Level
 from prunekit.searching.costs import Mixture
@@ -245,6 +247,76 @@ def test_trained_mixtures_are_smaller_and_hold_the_drop(digits, monkeypatch):
         np.testing.assert_array_equal(was, weight.numpy())
 
 
+def test_a_training_that_loses_more_is_not_delivered_and_leaves_the_file_before_as_it_was(digits):
+    model, (images, labels) = digits
+
+    def spoil(smaller, callbacks):
+        smaller.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy")
+        smaller.fit(images[:64], labels[:64], verbose=0, callbacks=callbacks)
+        for weight in smaller.get_layer("logits").weights:
+            weight.assign(0 * weight)
+
+    found = pk.search(model, (images, labels), bytes="6kB", training=spoil)
+    delivered = [one for one in found.report.points if one.delivered]
+    assert [one.trained for one in delivered] == [False] and any(one.trained for one in found.report.points)
+    assert found.model.get_layer("logits").kernel.numpy().any()
+
+
+def test_zeros_of_a_model_that_was_pruned_before_stay(digits):
+    model, (images, labels) = digits
+    pruned = keras.models.clone_model(model)
+    pruned.set_weights(model.get_weights())
+    pruned.compile(loss=model.loss, metrics=["accuracy"])
+    pk.prune(pruned, 0.6, images[:200], include="hidden")
+    training = {"epochs": 1, "data": [(images[:64], labels[:64]), (images[64:128], labels[64:128])]}
+    found = pk.search(pruned, (images[128:], labels[128:]), drop=0.2, training=training)
+    trained = [one for one in found.report.points if one.trained]
+    assert trained
+    (row,) = [one for one in found.report.weights if one.name == "hidden/kernel"]
+    assert row.sparsity >= 0.4
+
+
+def test_one_file_that_cannot_be_made_does_not_end_the_search(digits, found, tmp_path, monkeypatch):
+    (tmp_path / TABLE).write_bytes((found[1] / TABLE).read_bytes())
+    made = search_run.build
+    calls = []
+
+    def build_some(*arguments, **options):
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise IntegerExportError("A kernel is off.")
+        return made(*arguments, **options)
+
+    monkeypatch.setattr(search_run, "build", build_some)
+    report = pk.search(*digits, drop=0.02, output=tmp_path).report
+    assert report.drop <= 0.02 and "A file was not made: A kernel is off." in report.notes and len(calls) > 2
+
+
+def test_a_damaged_table_is_measured_again_with_a_note(digits, tmp_path):
+    (tmp_path / TABLE).write_text("{")
+    report = pk.search(*digits, bytes="8kB", output=tmp_path).report
+    assert report.notes == ("scan.json could not be read, and was measured again.",)
+
+
+def test_layers_that_read_whole_numbers_or_end_in_floats_are_timed_where_they_can_be():
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((12,), dtype="int32")
+    x = L.Embedding(40, 16, name="table")(inputs)
+    x = L.SeparableConv1D(16, 3, padding="same", activation="softplus", name="separable")(x)
+    x = L.GlobalAveragePooling1D()(x)
+    model = keras.Model(inputs, L.Dense(8, activation="selu", name="head")(x))
+    words = np.random.default_rng(0).integers(0, 40, (200, 12)).astype("int32")
+    report = pk.search(model, words, drop=2.0, profile="fast").report
+    assert report.seconds > 0 and report.points[0].counted_seconds > 0
+
+
+def test_bounds_that_no_mixture_meets_are_answered_with_the_least(digits):
+    with pytest.raises(
+        ValueError, match=r"No file meets all bounds. Received: drop=0.02 and bytes=400; .* counted bytes"
+    ):
+        pk.search(*digits, drop=0.02, bytes=400)
+
+
 def test_a_function_trains_with_the_callbacks_it_is_given(digits):
     model, (images, labels) = digits
     seen = []
@@ -256,6 +328,8 @@ def test_a_function_trains_with_the_callbacks_it_is_given(digits):
 
     report = pk.search(model, (images[64:], labels[64:]), bytes="6kB", training=train).report
     assert seen == [["QuantizationCallback", "DistillationCallback"]] and report.bytes <= 6000
+    pk.search(model, (images[64:], labels[64:]), bytes="3kB", target="packed", training=train)
+    assert seen[1] == ["KeepZeros", "QuantizationCallback", "DistillationCallback"]
 
 
 @pytest.mark.parametrize(
@@ -265,6 +339,8 @@ def test_a_function_trains_with_the_callbacks_it_is_given(digits):
         ({"epochs": 1, "rate": 2}, "Received: epochs, rate."),
         ({"epochs": 0}, "must be at least 1"),
         (3, "a mapping such as"),
+        ({"epochs": 1, "data": np.zeros((200, 8, 8, 1), "float32")}, "Received: inputs alone"),
+        ({"epochs": 1, "data": iter([])}, "Received: a generator"),
         ({"epochs": 1}, "A training needs labels, and 128 examples or more. Received: 100 examples that neither"),
     ],
 )
@@ -309,7 +385,7 @@ def test_latency_is_a_bound_and_a_goal(tmp_path):
 def test_a_latency_out_of_reach_is_answered_with_the_least():
     model = wide()
     images = np.random.default_rng(0).normal(size=(200, 20, 20, 3)).astype("float32")
-    with pytest.raises(ValueError, match=r"No file is so small without training. Received: latency=.* and takes .* ms"):
+    with pytest.raises(ValueError, match=r"No file is so small without training. Received: latency=.* bytes and .* ms"):
         pk.search(model, images, latency="1us")
 
 

@@ -57,7 +57,10 @@ def test_a_mistake_has_its_place(tmp_path, name):
     ("steps", "message"),
     [
         ([{"cluster": {}}, {"search": {"drop": 0.1}}], "Write the cluster step after this one"),
-        ([{"search": {"drop": 0.1}}, one_shot(0.5)], "an earlier quantize step put the weights on integer grids"),
+        (
+            [{"search": {"drop": 0.1}}, one_shot(0.5)],
+            "an earlier search step chose the levels of all weights and wrote their file",
+        ),
     ],
 )
 def test_a_plan_that_cannot_be_run_is_refused(parts, steps, message):

@@ -36,6 +36,22 @@ class Order:
         return np.random.default_rng([self._seed, self.epoch])
 
 
+class AdvancingOrder(Order):
+    """An order that goes on to the next epoch by itself, for trainings that are never resumed."""
+
+    def indices(self) -> np.ndarray:
+        """Returns the example indices of the next epoch, and goes on."""
+        found = super().indices()
+        self.epoch += 1
+        return found
+
+    def epoch_seed(self) -> np.int64:
+        """Returns a seed for the next epoch, and goes on."""
+        found = super().epoch_seed()
+        self.epoch += 1
+        return found
+
+
 class IndexedBatches(keras.utils.PyDataset):
     """Batches (inputs, labels) as NumPy arrays, for JAX and PyTorch; `fit` needs `shuffle=False`.
 

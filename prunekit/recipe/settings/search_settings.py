@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from prunekit.delivery.reports.rows import INTEGER_FORMAT
 from prunekit.recipe.settings.fields import Epochs, Memory, Name, Positive, Settings, Words, refusal, shown
-from prunekit.recipe.settings.step_base import GRIDS, RANKS, ZEROS, Invariant, StepSettings, epochs_text
+from prunekit.recipe.settings.step_base import LEVELS, RANKS, ZEROS, Invariant, StepSettings, epochs_text
 from prunekit.sparsity.arguments import MEMORY, number_of_bytes, time_or_share
 from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchTechnique
 
@@ -64,7 +64,7 @@ class Search(StepSettings):
     example: ClassVar[str] = "{drop: 0.005}"
     changes_weights: ClassVar[bool] = True
     returns_new_model: ClassVar[bool] = True
-    leaves: ClassVar[Invariant | None] = GRIDS
+    leaves: ClassVar[Invariant | None] = LEVELS
     keeps: ClassVar[frozenset[Invariant]] = frozenset({ZEROS, RANKS})
     drop: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     bytes: Annotated[int | None, BeforeValidator(_bytes)] = None

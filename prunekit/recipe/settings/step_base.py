@@ -28,6 +28,7 @@ ZEROS = Invariant("zeros", "prune", "made weights zero")
 RANKS = Invariant("ranks", "factorize", "put two layers of low rank in the place of one")
 CODEBOOKS = Invariant("codebooks", "cluster", "gave the weights few different values")
 GRIDS = Invariant("grids", "quantize", "put the weights on integer grids and wrote their file")
+LEVELS = Invariant("grids", "search", "chose the levels of all weights and wrote their file")
 
 
 class StepSettings(Settings):

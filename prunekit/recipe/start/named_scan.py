@@ -11,7 +11,7 @@ from prunekit.core.outputs.output_metrics import OutputMetrics
 from prunekit.delivery.reports.sensitivity import SensitivityReport
 from prunekit.operations.search import SearchResult, search
 from prunekit.operations.sensitivity import sensitivity
-from prunekit.recipe.datasets.batches import Order
+from prunekit.recipe.datasets.batches import AdvancingOrder
 from prunekit.recipe.datasets.data import Data, load_data
 from prunekit.recipe.datasets.parts import Part
 from prunekit.recipe.settings.compile_fields import Compile
@@ -64,7 +64,7 @@ def search_named(
             raise RecipeError(
                 f"--epochs trains on other examples of --data than --examples draws. Received: all of {data!r} drawn."
             )
-        batches = others.training_batches(Order(others.examples, _SEED), _BATCH)
+        batches = others.training_batches(AdvancingOrder(others.examples, _SEED), _BATCH)
         options["training"] = {"epochs": epochs, "data": batches}
     return search(network, drawn, **options)
 

@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
+from prunekit.core.runtime.partial_files import replace_file
 from prunekit.delivery.litert.model_measures import check_measure
 from prunekit.operations.quantize import outputs_of
 from prunekit.operations.search_training import MixtureTraining
-from prunekit.recipe.datasets.batches import Order
+from prunekit.recipe.datasets.batches import AdvancingOrder
 from prunekit.recipe.datasets.data import Data
 from prunekit.recipe.settings.search_settings import Search
 from prunekit.recipe.state.compile_settings import optimizer_from
@@ -63,8 +63,8 @@ class SearchStep(StepHandler[PreparedStep]):
             on_samples = metrics_on_samples(run, workspace.model, samples, simulated)
         workspace.report_progress(0.95, "writing the integer file")
         row, sections, text = written_integers(found, samples, floats, workspace, labels, f"{settings.name}.tflite")
-        if built.packed:
-            (workspace.exports / f"{settings.name}.tflite.pack").write_bytes(built.packed)
+        if built.packed and row.status == "ok":
+            replace_file(workspace.exports / f"{settings.name}.tflite.pack", built.packed)
             row = dataclasses.replace(row, packed_bytes=len(built.packed))
         state.exports.append(row)
         return StepResult(
@@ -88,7 +88,8 @@ def _searched(settings: Search, workspace: Workspace) -> tuple[Any, Any]:
     progress = workspace.step_progress("{}", 0.0, 0.9)
     with workspace.noting():
         techniques = settings.techniques or TECHNIQUES
-        work = SearchRun(workspace.model, examples, settings.target, techniques, settings.memory, progress)
+        metric = workspace.metrics[0]
+        work = SearchRun(workspace.model, examples, settings.target, techniques, settings.memory, progress, metric)
         time = None if settings.latency is None else time_or_share("latency", settings.latency)
         question = work.question(settings.drop, settings.bytes, time, settings.profile)
         workspace.exports.mkdir(parents=True, exist_ok=True)
@@ -113,14 +114,9 @@ class _Fit:
         if given.learning_rate is not None:
             optimizer.learning_rate = given.learning_rate
         compile_like(self._workspace.model, model, optimizer)
-        order = Order(run.data.train.examples, self._workspace.step.seed)
-
-        def begin(epoch: int, logs: Any = None) -> None:
-            order.epoch = epoch
-
+        order = AdvancingOrder(run.data.train.examples, self._workspace.step.seed)
         batches = run.data.train.training_batches(order, run.compile.batch_size)
-        steps = [keras.callbacks.LambdaCallback(on_epoch_begin=begin), *callbacks]
-        model.fit(batches, epochs=given.epochs, callbacks=steps, shuffle=False, verbose=0)
+        model.fit(batches, epochs=given.epochs, callbacks=callbacks, shuffle=False, verbose=0)
 
 
 def _examples(data: Data) -> tuple[Any, bool]:
