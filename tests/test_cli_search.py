@@ -48,6 +48,7 @@ def test_too_few_bytes_are_answered_with_what_is_possible(run, stored):
     assert (code, out) == (2, "") and "error: No file is so small without training. Received: bytes=300;" in err
 
 
+@pytest.mark.short(cases=3)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

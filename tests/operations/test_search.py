@@ -157,6 +157,7 @@ def test_a_regression_is_judged_by_its_metric():
     assert report.metric.name == "mae" and report.drop <= 0.05 and report.after <= report.before + 0.05
 
 
+@pytest.mark.short(cases=4)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -332,6 +333,7 @@ def test_a_function_trains_with_the_callbacks_it_is_given(digits):
     assert seen[1] == ["KeepZeros", "QuantizationCallback", "DistillationCallback"]
 
 
+@pytest.mark.short(cases=3)
 @pytest.mark.parametrize(
     ("training", "message"),
     [

@@ -46,6 +46,7 @@ def images_network():
     return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), *network().layers])
 
 
+@pytest.mark.short(cases=3)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_has_its_place(tmp_path, name):
     step, place, message = MISTAKES[name]

@@ -160,6 +160,7 @@ def test_a_removal_computes_nothing_in_the_channels_and_keeps_other_zeros():
     assert id(model.get_layer("hidden").kernel) not in changed
 
 
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize(("group", "kept"), [("stem", 11), ("stem", 4), ("hidden", 15), ("hidden", 5)])
 def test_the_error_of_a_removal_is_that_of_the_smaller_model(group, kept):
     model = network()
@@ -170,6 +171,7 @@ def test_the_error_of_a_removal_is_that_of_the_smaller_model(group, kept):
     assert predicted == pytest.approx(output_error(outputs(model, MEASURED), outputs(smaller, MEASURED)) ** 2, rel=0.15)
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("level", [Level(0.8), Level(0.0, 3), Level(0.6, 4)])
 def test_the_errors_of_weights_add_up_to_that_of_the_mixture(level):
     model = network()
