@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from prunekit.core.layerwise.layerwise import LayerwiseRepair
-from prunekit.delivery.integers.integer_writing import KnownOutputs, export_integers
+from prunekit.delivery.integers.integer_writing import EXAMPLES, KnownOutputs, export_integers
 from prunekit.delivery.packing.decoder import LITERT
 from prunekit.delivery.packing.encoder import encode
 from prunekit.delivery.packing.litert_tensors import litert_pieces
@@ -19,6 +19,7 @@ from prunekit.searching.candidates import Level, LevelSolver
 from prunekit.searching.costs import Mixture
 from prunekit.searching.judge import batched
 from prunekit.searching.searched_model import CRITERION, SearchedModel
+from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.quantization_state import QuantizationState
@@ -86,9 +87,14 @@ def build(subject: SearchedModel, mixture: Mixture, inputs: Any, samples: Any, *
 
 def written(state: QuantizationState, samples: Any, *, packed: bool) -> Built:
     """Returns a quantized model as a file that was run and compared with its simulation; arguments as for `build`."""
+    # The file is compared on a few samples; a simulation of all would take longer than everything else.
+    few = keras.tree.map_structure(lambda leaf: keras.ops.convert_to_tensor(leaf[:EXAMPLES]), samples)
+    with state.simulating():
+        simulated = keras.tree.flatten(state.model(few, training=False))
+    known = KnownOutputs(simulation=[array_of(one).astype("float32") for one in simulated])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.tflite")
-        _, outputs = export_integers(state, samples, path, KnownOutputs())
+        _, outputs = export_integers(state, samples, path, known)
         file = path.read_bytes()
     return Built(state, file, encode(litert_pieces(file), file, LITERT).data if packed else b"", outputs)
 

@@ -18,7 +18,7 @@ from prunekit.sparsity.array_ops import array_of
 
 # Most examples to which layers are fitted, on which errors are compared, by which files are chosen, and on which the
 # chosen one is judged; and the least number of all.
-FITTED, MEASURED, CHOOSING, JUDGING = 256, 256, 2048, 2048
+FITTED, MEASURED, CHOOSING, JUDGING = 256, 256, 4096, 4096
 LEAST = 128
 # Examples that are read, of which these are drawn.
 READ = 4 * (FITTED + MEASURED + CHOOSING + JUDGING)

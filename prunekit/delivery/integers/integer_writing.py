@@ -56,7 +56,8 @@ class KnownOutputs:
 
     Attributes:
         float_model: Of the model before its quantization; None if they are not known.
-        simulation: Of the simulation, with the weights that the model has now; None if they are not known.
+        simulation: Of the simulation, with the weights that the model has now, or of the first ones of the samples, on
+            which the file is compared then; None if they are not known.
     """
 
     float_model: list[np.ndarray] | None = None
@@ -182,7 +183,10 @@ class _Export:
         try:
             tensors = self._tensors(made, path)
             answers = self._answers(path, made, EXAMPLES, subject.count)
-            simulation = compare([one[: len(answers[0])] for one in expected], answers, subject.labels, subject.loss)
+            count = min(len(expected[0]), len(answers[0]))
+            mine, theirs = ([one[:count] for one in outputs] for outputs in (expected, answers))
+            labels = None if subject.labels is None else subject.labels[:count]
+            simulation = compare(mine, theirs, labels, subject.loss)
         except (ScriptFailed, ExportRejected) as error:
             raise IntegerExportError(f"The file was made, but {error}. It is not written.") from error
         rounding = before = None
