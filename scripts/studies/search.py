@@ -19,7 +19,7 @@ NETWORKS = {
     "mobilenet": "Fashion-MNIST, inverted residuals",
     "attention": "Fashion-MNIST, attention",
 }
-DROP, EXAMPLES, EPOCHS, BATCH = 0.005, 5000, 2, 128
+DROP, EXAMPLES, EPOCHS, BATCH = 0.005, 9000, 2, 128
 CHANNELS, BITS, ZEROS = ("shrink",), ("quantize",), ("prune",)
 STORED = {"channels": CHANNELS, "bits": BITS, "together": (*CHANNELS, *BITS)}
 PACKED = {
