@@ -190,14 +190,10 @@ class SearchRun:
 
     def _zeros_of(self, model: Any, mixture: Mixture) -> list[str]:
         """Returns the weights whose zeros stay in a training: all in packed files, else those that came with zeros."""
-        found = []
-        for target in _weights_of(model):
-            product = self._subject.products.get(target.name)
-            known = model if self._packed or product is None else None
-            values = array_of(target.variable if known is not None else product.target.variable)  # type: ignore[union-attr]
-            if (values == 0).mean() >= _PRUNED and target.name in mixture.levels:
-                found.append(target.name)
-        return found
+        weights = [target for target in _weights_of(model) if target.name in mixture.levels]
+        before = {name: product.target for name, product in self._subject.products.items()}
+        source = {target.name: target if self._packed else before[target.name] for target in weights}
+        return [name for name, one in source.items() if (array_of(one.variable) == 0).mean() >= _PRUNED]
 
     def _judged(self, mixture: Mixture, built: Built, *, is_trained: bool = False) -> Made:
         seconds = None if self._clock is None else self._clock.seconds(built.file)
