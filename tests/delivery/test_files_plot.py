@@ -1,5 +1,6 @@
 """The picture of the files that a search made."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -66,3 +67,13 @@ def test_times_have_a_chart_of_their_own_and_techniques_alone_stand_on_the_axes(
     assert [one.get_text() for one in left.texts] == ["shrink"]
     (legend,) = figure.legends
     assert "diamonds: trained" in [one.get_text() for one in legend.get_texts()]
+
+
+@pytest.mark.parametrize("width", [300, 560])
+def test_costs_far_apart_leave_room_for_the_chart(width):
+    alone = (TechniqueAlone("shrink and quantize", 0.04, 12.0), TechniqueAlone("all", 0.04, 9.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure, _ = drawn(replace(report(), alone=alone), width)
+    low, high = figure.axes[0].get_xlim()
+    assert low < 12 and high > 1_686_568 and figure.axes[0].get_position().width > 0.4

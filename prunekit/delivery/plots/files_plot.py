@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _TEXT, _SMALL = 11.0, 9.0
 _HEIGHT = 250
+# Factor of the costs at both ends, left free.
+_ROOM = 1.3
 # Range of costs that has marks at 2 and 5 as well.
 _FEW = 20.0
 # Label, colour, marker, whether a file belongs there.
@@ -83,6 +85,8 @@ def _draw(axes: Axes, data: Mapping[str, Any], cost: str) -> None:
         axes.axhline(data["allowed"], color=COLOURS["zero"], linewidth=1.2, linestyle=(0, (4, 3)), label="allowed")
     axes.margins(0.08, 0.14)
     axes.set_xscale("log")
+    costs = [one[cost] for one in (*data["files"], *data["alone"], data["model"]) if one[cost]]
+    axes.set_xlim(min(costs) / _ROOM, max(costs) * _ROOM)
     bottom = axes.get_xaxis_transform()
     alone = [one for one in data["alone"] if one[cost]]
     if alone:
@@ -92,10 +96,12 @@ def _draw(axes: Axes, data: Mapping[str, Any], cost: str) -> None:
             label="one alone, counted", zorder=2,
         )  # fmt: skip
     for number, one in enumerate(sorted(alone, key=lambda one: one[cost])):
-        axes.annotate(
+        name = axes.annotate(
             one["techniques"], (one[cost], 0.03), xycoords=bottom, xytext=(0, _LEVELS[number % len(_LEVELS)]),
             textcoords="offset points", ha="center", fontsize=_SMALL, color=COLOURS["muted"],
         )  # fmt: skip
+        # Text beside the axes would take their room.
+        name.set_in_layout(False)
     written = size if cost == "bytes" else latency
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if high < _FEW * low else (1.0,), numticks=6))
