@@ -22,6 +22,11 @@ the fit it is a thousand times too small, since a layer of 3,136 inputs reproduc
 sum predicts the error of a mixture within a factor of two, mostly from above, and ranks mixtures as their files do
 (docs/searching.md). Only the layers that read a change are fitted: what is left after them is small.
 
+Errors are squared changes of the outputs (`core/outputs/output_error.py`), with and without labels. Weighting them by
+Fisher, which is what a divergence of the probabilities does, orders files in the same way: on 15 files of ResNet-8 for
+Fashion-MNIST, of single techniques and of all together, the divergence is 0.73 to 1.03 times the squared error, and the
+drop of accuracy varies by as much as a fifth of a point at the same value of either.
+
 The bytes of a kernel are a product: bits of an entry, kept inputs, kept outputs. `choice` has one unknown for each
 entry of such a table, whose sums along the axes are the variables' own; only these are whole numbers, and the program
 is exact. MobileNetV2 has 50,000 unknowns, and takes two seconds.
