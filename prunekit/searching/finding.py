@@ -138,9 +138,8 @@ class Finder:
         holds = self._along(low, high, min(max(_START * self.question.drop, low), high))
         if self.train is not None:
             self._along(low, high, min((holds or low) * _FACTOR, high), holds, self.train)
-        # Files that only the examples for the choice liked.
-        if self._answer() is None and any(self._is_liked(one) for one in self.made):
-            self._back(low, holds or low)
+        if any(self._is_liked(one) for one in self.made):
+            self._refine(low)
         found = self._answer()
         if found is None:
             raise ValueError(self._missed())
@@ -228,13 +227,25 @@ class Finder:
                 bound = math.sqrt(holds * fails)
         return holds
 
-    def _back(self, low: float, bound: float) -> None:
-        """Makes files of less and less error until one holds the drop on the examples that judge, too."""
+    def _refine(self, low: float) -> None:
+        """Makes the files that are left between the answer and the next bolder one, or of less error without an answer.
+
+        Files that held the drop on the examples for the choice alone leave gaps.
+        """
         for _ in range(FILES):
-            if bound <= low or self._answer() is not None:
+            count, answer = len(self.made), self._answer()
+            if answer is None:
+                bound = max(min(one.mixture.error for one in self.made) / _FACTOR, low)
+            elif count < FILES and not answer.is_trained:
+                bolder = [one.mixture.error for one in self.made if one.mixture.error > answer.mixture.error]
+                if not bolder or min(bolder) < _NEAR * answer.mixture.error:
+                    break
+                bound = math.sqrt(min(bolder) * answer.mixture.error)
+            else:
                 break
-            bound = max(bound / _FACTOR, low)
             self._holds(bound, None)
+            if len(self.made) == count:
+                break
 
     def _holds(self, error: float, train: Callable[[Made], Made] | None) -> bool:
         """Returns True if the file of least cost within an error holds the drop on the examples for the choice."""
