@@ -20,6 +20,7 @@ from prunekit.searching.building import build
 from prunekit.searching.candidates import Level
 from prunekit.searching.costs import Mixture
 from prunekit.searching.judge import Judge
+from prunekit.searching.latencies import LayerSeconds
 from prunekit.searching.search_run import TABLE
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.sparsity.array_ops import array_of
@@ -363,28 +364,55 @@ def wide():
     return keras.Sequential([keras.Input((20, 20, 3)), *layers])
 
 
-def test_latency_is_a_bound_and_a_goal(tmp_path):
+class Clock:
+    """A machine on which a call takes a nanosecond for each byte of the file, and ten for those in float32."""
+
+    whole = 1e-3
+
+    def __init__(self, model, inputs):
+        pass
+
+    def seconds(self, content):
+        return 1e-9 * len(content)
+
+
+def layers_of(subject, inputs, bits, progress):
+    """Seconds of layers: a nanosecond for each byte of a kernel; those of 4 bits take twice as long."""
+    progress(1, 1, "a file of one layer")
+    return [
+        LayerSeconds(name, width, 0.0, 0.0, 0.0, 1e-9 * product.target.size * (1 if width == 8 else 2))
+        for name, product in subject.products.items()
+        for width in bits
+    ]
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    monkeypatch.setattr(search_run, "FileClock", Clock)
+    monkeypatch.setattr(search_run, "layer_latencies", layers_of)
+
+
+def test_latency_is_a_bound_and_a_goal(machine, tmp_path):
     model = wide()
     images = np.random.default_rng(0).normal(size=(300, 20, 20, 3)).astype("float32")
-    small = pk.search(model, images, drop=0.4, output=tmp_path).report
-    assert small.seconds is None and small.profile == "small"
     fast = pk.search(model, images, drop=0.4, profile="fast", output=tmp_path).report
-    assert fast.seconds < 0.7 * fast.seconds_before and fast.drop <= 0.4
+    assert fast.drop <= 0.4 and fast.seconds == 1e-9 * fast.bytes
+    assert {row.bits for row in fast.weights} == {8}
     assert all(point.seconds > 0 and point.counted_seconds > 0 for point in fast.points)
     rows = json.loads((tmp_path / TABLE).read_text())["latencies"]
     assert {(row["weight"], row["bits"]) for row in rows} >= {("second/kernel", 8), ("second/kernel", 4)}
-    bound = 0.7 * fast.seconds_before
     told = []
-    within = pk.search(
-        model, images, latency=f"{1e6 * bound}us", output=tmp_path, progress=lambda *one: told.append(one[2])
-    ).report
-    assert within.seconds <= within.asked_seconds == pytest.approx(bound)
+    within = pk.search(model, images, latency="15us", output=tmp_path, progress=lambda *one: told.append(one[2])).report
+    assert within.seconds <= within.asked_seconds == pytest.approx(15e-6)
     assert not any("layer" in text for text in told)
-    text = str(within)
-    assert "Call" in text and "times faster" in within.verdict()
+    assert "Call" in str(within) and "times faster" in within.verdict()
+    share = pk.search(model, images, latency=0.015, output=tmp_path).report
+    assert share.asked_seconds == pytest.approx(15e-6) and share.bytes == within.bytes
+    small = pk.search(model, images, drop=0.4, output=tmp_path).report
+    assert small.seconds is None and small.profile == "small" and small.bytes <= fast.bytes
 
 
-def test_a_latency_out_of_reach_is_answered_with_the_least():
+def test_a_latency_out_of_reach_is_answered_with_the_least(machine):
     model = wide()
     images = np.random.default_rng(0).normal(size=(200, 20, 20, 3)).astype("float32")
     with pytest.raises(ValueError, match=r"No file is so small without training. Received: latency=.* bytes and .* ms"):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import layers as L
 
+from prunekit.delivery.litert.latency import Latencies
 from prunekit.searching import latencies
 from prunekit.searching.costs import Costs
 from prunekit.searching.latencies import FileClock, LayerSeconds, by_weight, layer_axes, layer_latencies
@@ -114,8 +115,16 @@ def test_each_layer_is_measured_at_its_widths_and_equal_ones_once(subject, monke
     assert len(files[0]) > 0 and all(b"TFL3" in one[:8] for one in files)
 
 
-def test_a_clock_measures_beside_the_file_in_float32():
+def test_a_clock_takes_the_share_of_turns_with_the_file_in_float32(monkeypatch):
     model = network()
+    assert FileClock(model, IMAGES).whole > 0
+
+    def measured(paths, inputs, *_):
+        # Each turn on a machine of another speed.
+        assert [set(one) for one in inputs] == [set(inputs[0])] * len(paths)
+        return Latencies(np.outer(np.arange(1.0, 8.0), [path.stat().st_size for path in paths]))
+
+    monkeypatch.setattr(latencies, "measured_latencies", measured)
     clock = FileClock(model, IMAGES)
-    again = clock.seconds(clock._file)
-    assert again == pytest.approx(clock.whole, rel=0.3) and clock.whole > 0
+    assert clock.whole == 4 * len(clock._file)
+    assert clock.seconds(bytes(1000)) == pytest.approx(4 * 1000)
