@@ -307,12 +307,12 @@ def test_other_backends_are_refused_before_any_step(pairs):
 
 def test_a_file_that_fails_leaves_a_row_with_the_reason(pairs, monkeypatch):
     from prunekit.delivery.integers.integer_report import IntegerExportError
-    from prunekit.recipe.steps import quantize_step
+    from prunekit.recipe.steps import integer_files
 
     def failing(*arguments, **options):
         raise IntegerExportError("The model cannot be converted: no.")
 
-    monkeypatch.setattr(quantize_step, "export_integers", failing)
+    monkeypatch.setattr(integer_files, "export_integers", failing)
     (row,) = compress(recipe(quantize()), network(), pairs).report.to_dict()["exports"]
     assert row["status"] == "failed" and "no." in row["note"] and row["file"] is None
 

@@ -133,6 +133,7 @@ def test_the_table_has_all_pairs_of_steps():
 
 
 @pytest.mark.one_backend
+@pytest.mark.short(cases=16)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_a_pair_is_refused_where_the_table_says_so(pair):
     if table()[pair] != "–":
