@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from prunekit.core.data.calibration import CheckedData, weighted_batches_of
+from prunekit.core.outputs.output_metrics import Batches
 from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.searching.judge import SearchData
 from prunekit.searching.search_run import Train
@@ -109,20 +110,6 @@ class MixtureTraining:
         model.fit(**arguments)
 
 
-class _Batches(keras.utils.PyDataset):
-    """A list of batches, as `fit` reads it."""
-
-    def __init__(self, batches: Sequence[Any]):
-        super().__init__()
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._batches[index]
-
-
 def _checked(model: Any, data: Any) -> Any:
     """Returns training data as `fit` reads them.
 
@@ -139,7 +126,7 @@ def _checked(model: Any, data: Any) -> Any:
     _, labels, _ = next(iter(weighted_batches_of(data)))
     if labels is None:
         raise ValueError("The data of a training have labels. Received: inputs alone. Pass (inputs, labels).")
-    return _Batches(data) if isinstance(data, list) else data
+    return Batches(list(weighted_batches_of(data))) if isinstance(data, list) else data
 
 
 def _length(data: Any) -> int | None:

@@ -66,7 +66,7 @@ class OutputMetrics:
         return {name: _number(name, value) for name, value in results.items()}
 
     def _evaluated(self) -> dict[str, float]:
-        results = self._model.evaluate(_Batches(self._batches), verbose=0, return_dict=True)
+        results = self._model.evaluate(Batches(self._batches), verbose=0, return_dict=True)
         return {name: _number(name, value) for name, value in results.items()}
 
     def end(self) -> None:
@@ -83,7 +83,7 @@ class OutputMetrics:
         return loss
 
 
-class _Batches(keras.utils.PyDataset):
+class Batches(keras.utils.PyDataset):
     """The batches as Keras reads them, without the parts that the data lack."""
 
     def __init__(self, batches: Sequence[Batch]):
