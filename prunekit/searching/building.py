@@ -1,8 +1,12 @@
-"""Builds the integer file of a mixture: channels removed, zeros, integers; each layer fitted to its former outputs."""
+"""Builds the integer file of a mixture: channels removed, low rank, zeros, integers.
+
+In each step, layers are fitted to their former outputs.
+"""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.layers.targets import find_targets
 from prunekit.core.layerwise.layerwise import LayerwiseRepair
 from prunekit.delivery.integers.integer_writing import EXAMPLES, KnownOutputs, export_integers
 from prunekit.delivery.packing.decoder import LITERT
@@ -20,6 +25,7 @@ from prunekit.searching.costs import Mixture
 from prunekit.searching.judge import batched
 from prunekit.searching.searched_model import CRITERION, SearchedModel
 from prunekit.sparsity.array_ops import array_of
+from prunekit.techniques.factorize.factorizing import with_structures
 from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.quantization_state import QuantizationState
@@ -35,12 +41,15 @@ class Built:
 
     Attributes:
         state: The quantized model.
+        arrays: Name of a weight whose level was chosen -> names of what the model has in its place: the weight itself,
+            or arrays of low rank.
         file: The LiteRT file.
         packed: The packed file; b"" where none was wanted.
         outputs: What the file computes for the samples.
     """
 
     state: QuantizationState
+    arrays: Mapping[str, tuple[str, ...]]
     file: bytes
     packed: bytes
     outputs: list[np.ndarray]
@@ -76,16 +85,23 @@ def build(subject: SearchedModel, mixture: Mixture, inputs: Any, samples: Any, *
         model = remove_channels(subject.model, KeptChannels(kept), options, inputs, memory=memory).model
     else:
         model = copied(subject.model)
-    _prune(subject, model, mixture, inputs, memory)
-    bits: dict[str, Any] = {name: level.bits for name, level in mixture.levels.items()}
+    model, arrays = _with_low_rank(model, mixture, inputs, memory)
+    levels = levels_of(mixture, arrays)
+    _prune(subject, model, levels, inputs, memory)
+    bits: dict[str, Any] = {name: level.bits for name, level in levels.items()}
     activation_bits = subject.preparation.options.activation_bits
     rounding = QuantizationOptions(bits=bits, activation_bits=activation_bits, method="gptq")
-    rates = {name: level.rate for name, level in mixture.levels.items()}
+    rates = {name: level.rate for name, level in levels.items()}
     state = quantize_model(model, rounding, inputs, memory=memory, rates=rates)
-    return written(state, samples, packed=packed)
+    return written(state, arrays, samples, packed=packed)
 
 
-def written(state: QuantizationState, samples: Any, *, packed: bool) -> Built:
+def levels_of(mixture: Mixture, arrays: Mapping[str, Sequence[str]]) -> dict[str, Level]:
+    """Returns the level of each array of a model that was built; see `Built.arrays`."""
+    return {array: mixture.levels[name] for name, found in arrays.items() for array in found}
+
+
+def written(state: QuantizationState, arrays: Mapping[str, tuple[str, ...]], samples: Any, *, packed: bool) -> Built:
     """Returns a quantized model as a file that was run and compared with its simulation; arguments as for `build`."""
     # The file is compared on a few samples; a simulation of all would take longer than everything else.
     few = keras.tree.map_structure(lambda leaf: keras.ops.convert_to_tensor(leaf[:EXAMPLES]), samples)
@@ -96,7 +112,17 @@ def written(state: QuantizationState, samples: Any, *, packed: bool) -> Built:
         path = Path(folder, "model.tflite")
         _, outputs = export_integers(state, samples, path, known)
         file = path.read_bytes()
-    return Built(state, file, encode(litert_pieces(file), file, LITERT).data if packed else b"", outputs)
+    return Built(state, arrays, file, encode(litert_pieces(file), file, LITERT).data if packed else b"", outputs)
+
+
+def _with_low_rank(model: Any, mixture: Mixture, inputs: Any, memory: float) -> tuple[Any, dict[str, tuple[str, ...]]]:
+    """Returns a model with the low ranks of a mixture, and the names of its arrays; see `Built.arrays`."""
+    structures = {name: one.structure for name, one in mixture.levels.items() if one.structure is not None}
+    layers: dict[str, tuple[str, ...]] = {}
+    if structures:
+        model, layers = with_structures(model, structures, batched(inputs, _BATCH), memory=memory)
+    new = {target.layer.name: target.name for target in find_targets(model)[0]}
+    return model, {name: (*(new[layer] for layer in layers.get(name, ())), name) for name in mixture.levels}
 
 
 def copied(model: Any) -> Any:
@@ -106,14 +132,14 @@ def copied(model: Any) -> Any:
     return made
 
 
-def _prune(subject: SearchedModel, model: Any, mixture: Mixture, inputs: Any, memory: float) -> None:
+def _prune(subject: SearchedModel, model: Any, levels: Mapping[str, Level], inputs: Any, memory: float) -> None:
     """Sets the least important weights to zero and fits the others."""
-    if not any(level.sparsity for level in mixture.levels.values()):
+    if not any(level.sparsity for level in levels.values()):
         return
     whole = SearchedModel(model, inputs, subject.preparation.options.activation_bits)
-    levels = [Level(mixture.levels[target.name].sparsity) for target in whole.targets if target.name in mixture.levels]
-    targets = [target for target in whole.targets if target.name in mixture.levels]
-    work = LayerwiseRepair(model, targets, LevelSolver(targets, levels, whole.grid_of), memory=memory)
+    targets = [target for target in whole.targets if target.name in levels]
+    sparse = [Level(levels[target.name].sparsity) for target in targets]
+    work = LayerwiseRepair(model, targets, LevelSolver(targets, sparse, whole.grid_of), memory=memory)
     work.run(batched(inputs, _BATCH))
     for variable, value in work.values:
         variable.assign(value)

@@ -1,4 +1,4 @@
-"""Values that weights would have with zeros and few bits, and what a removal of channels changes.
+"""Values that weights would have with zeros, few bits and low rank, and what a removal of channels changes.
 
 Each is fitted to the outputs of its layer on the inputs of the model as it is, as `pk.prune`, `pk.quantize` and
 `pk.shrink` fit them. The model is not changed.
@@ -7,7 +7,7 @@ Each is fitted to the outputs of its layer on the inputs of the model as it is, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,12 +22,19 @@ from prunekit.core.statistics.layer_products import LayerProduct
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.reconstruction import DAMPING, curvatures, damped_hessian, thin
 from prunekit.sparsity.selection import keep_largest_of_array, pruned_count
+from prunekit.techniques.factorize.forms import Factors, Layout, Structure
+from prunekit.techniques.factorize.layer_factors import relative
+from prunekit.techniques.factorize.window_forms import WindowForms
 from prunekit.techniques.quantize.grids.grids import Grid
 from prunekit.techniques.quantize.rounding.gptq import OrderedFactor, ordered_factor
 from prunekit.techniques.quantize.rounding.rate import priced, rated_matrix
 
 # Rounds in which the weights of a layer are removed, as the criterion "output_error" does.
 _ROUNDS = 16
+# Largest shares of a weight's entries that its factors may have, and the largest squared error of the layer's outputs,
+# relative to the outputs: that of some 3 bits, which are as many bytes as 0.4 of the entries with 8.
+FACTOR_SHARES = (0.7, 0.5, 0.35, 0.25, 0.15, 0.08)
+_MOST_ERROR = 0.05
 
 Values = list[tuple[Any, np.ndarray]]
 
@@ -40,11 +47,13 @@ class Level:
         sparsity: Share of its entries that become zero.
         bits: Bits of its codes; None = floating point.
         rate: Price of a bit, as for `pk.quantize`.
+        structure: Form and rank of the arrays in its place; None = the weight itself.
     """
 
     sparsity: float = 0.0
     bits: int | None = None
     rate: float = 0.0
+    structure: Structure | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +63,13 @@ class Candidate:
     Attributes:
         level: The level.
         values: New values, as (variable, array): of the weight and of its layer's bias.
-        entropy: Bits of an entry by the frequencies of the codes, zeros included; 32 in floating point.
+        entropies: Bits of an entry by the frequencies of the codes, zeros included; 32 in floating point. One number,
+            and for a weight of low rank one for each of its arrays.
     """
 
     level: Level
     values: Values
-    entropy: float
+    entropies: tuple[float, ...]
 
 
 def candidates(
@@ -84,11 +94,69 @@ def candidates(
         pruned = layer.pruned(sparsity)
         for level in found:
             if level.bits is None:
-                yield Candidate(level, layer.values(pruned), _float_bits(pruned))
+                yield Candidate(level, layer.values(pruned), (_float_bits(pruned),))
                 continue
             grid, price = priced(grid_of(layer.kernel(pruned), level.bits), level.rate)
             rounded = layer.rounded(pruned, grid, price)
-            yield Candidate(level, layer.values(rounded), entropy(grid.codes(layer.kernel(rounded))))
+            yield Candidate(level, layer.values(rounded), (entropy(grid.codes(layer.kernel(rounded))),))
+
+
+def low_rank_candidates(
+    product: LayerProduct,
+    moments: LayerMoments,
+    layout: Layout,
+    levels: Sequence[Level],
+    grid_of: Callable[[np.ndarray, int], Grid],
+) -> Iterator[Candidate]:
+    """Yields a weight as two arrays of low rank, at each level, fitted to the outputs of its layer.
+
+    Args:
+        product: The product of the weight.
+        moments: Its moments in the model as it is.
+        layout: Its axes.
+        levels: Bits and prices of bits of both arrays; in floating point none.
+        grid_of: Returns the grid for a matrix and so many bits.
+    """
+    if not levels:
+        return
+    layer = LayerLevels(product, array_of(product.target.variable), moments)
+    forms = WindowForms(layer.fit.gram[0], layer.wanted[0], layout)
+    energy = float(moments.output_squares.sum())
+    for structure in _worthwhile(relative(forms.errors(_two_arrays(layout)), energy), layout):
+        for level in levels:
+            factors, entropies = _rounded_factors(forms, structure, level, grid_of)
+            yield Candidate(replace(level, structure=structure), layer.values(factors.matrix[None]), entropies)
+
+
+def _two_arrays(layout: Layout) -> tuple[str, ...]:
+    return tuple(form for form in layout.forms() if len(layout.shapes(layout.of_rank(form, 1))) == 2)
+
+
+def _worthwhile(errors: Mapping[Structure, float], layout: Layout) -> list[Structure]:
+    """Returns the form and rank of the least error within each share of the weight's entries, the largest first."""
+    found: dict[Structure, None] = {}
+    for share in FACTOR_SHARES:
+        within = [one for one in errors if layout.parameters(one) <= share * layout.parameters(None)]
+        best = min(within, key=lambda one: errors[one], default=None)
+        if best is None or errors[best] > _MOST_ERROR:
+            break
+        found[best] = None
+    return list(found)
+
+
+def _rounded_factors(
+    forms: WindowForms, structure: Structure, level: Level, grid_of: Callable[[np.ndarray, int], Grid]
+) -> tuple[Factors, tuple[float, ...]]:
+    entropies = []
+
+    def rounded(matrix: np.ndarray, gram: np.ndarray) -> np.ndarray:
+        grid, price = priced(grid_of(matrix, level.bits or 8), level.rate)
+        scales = np.broadcast_to(grid.spread(matrix)[0], matrix.shape)[None]
+        found = rated_matrix(matrix[None], ordered_factor(gram[None], DAMPING), scales, grid.format, None, price)[0]
+        entropies.append(entropy(grid.codes(found)))
+        return found.astype("float64")
+
+    return forms.changed(structure, rounded), tuple(entropies)
 
 
 class LayerLevels:

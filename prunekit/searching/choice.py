@@ -107,6 +107,13 @@ def choose(
     raise Unreachable(least)
 
 
+def _classes(term: Term, axis: int) -> np.ndarray:
+    """Returns the number of a class for each level of one variable: levels of one class have the same costs."""
+    stacked = np.stack([np.moveaxis(np.asarray(table, "float64"), axis, 0) for table in term.costs.values()], axis=1)
+    found: np.ndarray = np.unique(stacked.reshape(len(stacked), -1), axis=0, return_inverse=True)[1].reshape(-1)
+    return found
+
+
 class _Program:
     """The mixed-integer program: one binary unknown for each level, one unknown for each entry of a joint table."""
 
@@ -114,7 +121,7 @@ class _Program:
         self._sizes, self._terms = list(sizes), list(terms)
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
         self._places: list[np.ndarray] = []
-        joint: dict[tuple[int, ...], np.ndarray] = {}
+        joint: dict[tuple[tuple[int, ...], bytes], np.ndarray] = {}
         self._rows: list[int] = []
         self._columns: list[int] = []
         self._values: list[float] = []
@@ -126,23 +133,27 @@ class _Program:
             if len(term.variables) == 1:
                 self._places.append(self._of(term.variables[0]))
                 continue
-            if term.variables not in joint:
-                joint[term.variables] = self._joint(term.variables)
-            self._places.append(joint[term.variables])
+            classes = [_classes(term, axis) for axis in range(len(term.variables))]
+            key = term.variables, np.concatenate(classes).tobytes()
+            if key not in joint:
+                joint[key] = self._joint(term.variables, classes)
+            self._places.append(joint[key][np.ix_(*classes)])
 
     def _of(self, variable: int) -> np.ndarray:
         return np.arange(self._starts[variable], self._starts[variable + 1])
 
-    def _joint(self, variables: tuple[int, ...]) -> np.ndarray:
-        shape = [self._sizes[variable] for variable in variables]
+    def _joint(self, variables: tuple[int, ...], classes: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the unknowns of a table, one for each combination of classes of levels with equal costs."""
+        shape = [int(found.max()) + 1 for found in classes]
         places = np.arange(self.unknowns, self.unknowns + math.prod(shape)).reshape(shape)
         self.unknowns += places.size
         for axis, variable in enumerate(variables):
-            for level, place in enumerate(self._of(variable)):
-                self._equal(np.take(places, level, axis).ravel(), (int(place),), 0.0)
+            for number in range(shape[axis]):
+                own = self._of(variable)[classes[axis] == number]
+                self._equal(np.take(places, number, axis).ravel(), own, 0.0)
         return places
 
-    def _equal(self, plus: Sequence[int] | np.ndarray, minus: Sequence[int], side: float) -> None:
+    def _equal(self, plus: Sequence[int] | np.ndarray, minus: Sequence[int] | np.ndarray, side: float) -> None:
         row = len(self._sides)
         self._sides.append(side)
         for places, value in ((plus, 1.0), (minus, -1.0)):
@@ -154,7 +165,9 @@ class _Program:
         found = np.zeros(self.unknowns)
         for term, places in zip(self._terms, self._places, strict=True):
             if name in term.costs:
-                np.add.at(found, places, np.asarray(term.costs[name], "float64"))
+                # Equal ones of one class: each unknown has its cost once.
+                at, first = np.unique(places, return_index=True)
+                found[at] += np.asarray(term.costs[name], "float64").ravel()[first]
         return found
 
     def solve(self, minimised: str, bounds: Mapping[str, float], seconds: float, less: float = 0.0) -> Choice | None:

@@ -13,13 +13,13 @@ import numpy as np
 from prunekit.anatomy.channels.channel_links import WeightAxes
 from prunekit.searching.candidates import Level
 from prunekit.searching.choice import Choice, Term, choose, totals
-from prunekit.searching.latencies import LayerSeconds, layer_axes, stored_width
+from prunekit.searching.latencies import LayerSeconds, layer_axes, seconds_of, stored_width
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import Table, WeightRow
 from prunekit.sparsity.shorthands import SearchTechnique
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES, stored_weight
 
-# Removal of channels, fewer than 8 bits, zeros.
+# Removal of channels, low rank, fewer than 8 bits, zeros.
 TECHNIQUES = get_args(SearchTechnique)
 # Bytes of an output channel besides its entries: a scale and a bias of 32 bits.
 _CHANNEL = 8
@@ -44,6 +44,31 @@ class Mixture:
     gap: float
 
 
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """A level of a weight with the bytes of its arrays: one, or two of low rank."""
+
+    row: WeightRow
+    bytes: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        return sum(self.bytes)
+
+    def beats(self, other: _Stored, *, timed: bool) -> bool:
+        """Returns True if this has no more bytes than another one, and no more error, whatever channels are kept.
+
+        A share u of the inputs and v of the outputs leaves u v of a weight, and of two arrays u of one and v of the
+        other, which is no less; so two arrays beat no weight.
+        """
+        kinds = [(stored_width(one.row.bits), one.row.form) for one in (self, other)]
+        if self.row.error > other.row.error or (timed and kinds[0] != kinds[1]):
+            return False
+        if self.row.form:
+            return bool(other.row.form) and all(a <= b for a, b in zip(self.bytes, other.bytes, strict=True))
+        return self.total <= other.total
+
+
 class Costs:
     """The errors, bytes and latencies of all mixtures of one model.
 
@@ -52,7 +77,8 @@ class Costs:
         table: The measured rows.
         packed: True counts the bytes of packed files: entropies of codes; False those of LiteRT files.
         techniques: What may be chosen, names of `TECHNIQUES`.
-        latencies: Name of a weight -> bits of its entries in a LiteRT file -> seconds of its layer; None counts none.
+        latencies: Name of a weight -> seconds of its layer, for each width in a LiteRT file and some ranks; None counts
+            none.
 
     Attributes:
         whole: "bytes" and "latency" of the model with 8 bits.
@@ -65,7 +91,7 @@ class Costs:
         *,
         packed: bool,
         techniques: Sequence[str] = TECHNIQUES,
-        latencies: Mapping[str, Mapping[int, LayerSeconds]] | None = None,
+        latencies: Mapping[str, Sequence[LayerSeconds]] | None = None,
     ):
         self._subject, self._timed = subject, latencies is not None
         table = _restricted(table, techniques)
@@ -75,31 +101,36 @@ class Costs:
         self._rows = {name: self._undominated(name, rows, packed) for name, rows in weights.items() if rows}
         self._groups = {name: rows for name, rows in groups.items() if rows}
         self._number = {name: i for i, name in enumerate([*self._rows, *self._groups])}
-        self.sizes = [*(len(rows) for rows, _ in self._rows.values()), *(len(rows) for rows in self._groups.values())]
+        self.sizes = [*map(len, self._rows.values()), *map(len, self._groups.values())]
         self.terms = [*self._errors(), *itertools.chain.from_iterable(map(self._bytes, self._rows)), *self._others()]
         for name in self._rows:
-            self.terms += self._latencies(name, (latencies or {}).get(name, {}))
-        # The last level of a weight has the most bits, the first row of a group all channels.
-        last = [len(rows) - 1 for rows, _ in self._rows.values()] + [0] * len(self._groups)
+            self.terms += self._latencies(name, (latencies or {}).get(name, []))
+        # The last level of a weight is the whole one of the most bits, the first row of a group has all channels.
+        last = [len(rows) - 1 for rows in self._rows.values()] + [0] * len(self._groups)
         self.whole = {name: value for name, value in totals(self.terms, last).items() if name != "error"}
         if latencies is not None:
             self.terms = [self._balanced(term) for term in self.terms]
 
-    def _undominated(self, name: str, rows: Sequence[WeightRow], packed: bool) -> tuple[list[WeightRow], list[float]]:
-        """Returns the levels for which no other has fewer bits and less error, and the bits of an entry of each.
+    def _undominated(self, name: str, rows: Sequence[WeightRow], packed: bool) -> list[_Stored]:
+        """Returns the levels for which no other has fewer bytes and less error, whatever channels are kept.
 
-        Where latencies count, levels that LiteRT stores in another width may be faster, and are compared apart.
+        Where latencies count, levels that LiteRT stores in another width or form may be faster, and are compared apart.
         """
-        bits = [row.entropy if packed else self._stored_bits(name, row.bits) for row in rows]
-        order = sorted(range(len(rows)), key=lambda i: (bits[i], rows[i].error))
-        kept: list[int] = []
-        least: dict[int, float] = {}
-        for i in order:
-            width = stored_width(rows[i].bits) if self._timed else 0
-            if rows[i].error < least.get(width, math.inf):
-                least[width] = rows[i].error
-                kept.append(i)
-        return [rows[i] for i in kept], [bits[i] for i in kept]
+        kept: list[_Stored] = []
+        for one in sorted(
+            (self._stored(name, row, packed) for row in rows), key=lambda one: (one.total, one.row.error)
+        ):
+            if not any(other.beats(one, timed=self._timed) for other in kept):
+                kept.append(one)
+        return sorted(kept, key=lambda one: not one.row.form)
+
+    def _stored(self, name: str, row: WeightRow, packed: bool) -> _Stored:
+        """Returns a level with the bytes of its arrays."""
+        entries = [self._subject.products[name].target.size]
+        if row.structure is not None:
+            entries = [math.prod(shape) for shape in self._subject.layouts[name].shapes(row.structure)]
+        bits = row.entropies if packed else (self._stored_bits(name, row.bits),) * len(entries)
+        return _Stored(row, tuple(size * one / 8 for size, one in zip(entries, bits, strict=True)))
 
     def _stored_bits(self, name: str, bits: int) -> float:
         target, preparation = self._subject.products[name].target, self._subject.preparation
@@ -107,35 +138,41 @@ class Costs:
         return 8 * stored_weight(preparation.placement, weight, bits, width).entries / target.size
 
     def _errors(self) -> list[Term]:
-        found = [
-            Term((self._number[name],), {"error": np.array([row.error for row in rows])})
-            for name, (rows, _) in self._rows.items()
-        ]
-        return found + [
-            Term((self._number[name],), {"error": np.array([row.error for row in rows])})
-            for name, rows in self._groups.items()
-        ]
+        rows = {name: [one.row.error for one in found] for name, found in self._rows.items()}
+        rows |= {name: [row.error for row in found] for name, found in self._groups.items()}
+        return [Term((self._number[name],), {"error": np.array(errors)}) for name, errors in rows.items()]
 
     def _bytes(self, name: str) -> list[Term]:
-        """Returns the bytes of a weight: a sum over the groups among its inputs and those among its outputs."""
-        target = self._subject.products[name].target
+        """Returns the bytes of a weight: a sum over the groups among its inputs and those among its outputs.
+
+        Of two arrays of low rank, the first one has the inputs, and the second one the outputs.
+        """
+        target, rows, variables = self._subject.products[name].target, self._rows[name], (self._number[name],)
         axes = self._subject.channels.links.weights.get(id(target.variable))
-        _, bits = self._rows[name]
         parts = [self._parts(axes, axis, length) for axis, length in enumerate(target.shape)]
-        found = self._products(parts, (self._number[name],), np.array(bits) / 8)
+
+        def part(read: Sequence[int], values: Sequence[float]) -> list[Term]:
+            if not any(values):
+                return []
+            of_entry = np.array(values) / math.prod(target.shape[axis] for axis in read)
+            return self._products([parts[axis] for axis in read], variables, of_entry)
+
+        found = part(range(len(parts)), [0.0 if one.row.form else one.total for one in rows])
+        found += part(target.in_axes, [one.bytes[0] if one.row.form else 0.0 for one in rows])
+        found += part(target.out_axes, [one.bytes[1] if one.row.form else 0.0 for one in rows])
+        found += part((), [_CHANNEL * float(one.row.rank) for one in rows])
         for axis in target.out_axes:
-            of_channel = np.full(len(bits), _CHANNEL / len(target.out_axes))
-            found += self._products([parts[axis]], (self._number[name],), of_channel)
+            found += part((axis,), [_CHANNEL * target.shape[axis] / len(target.out_axes)] * len(rows))
         return found
 
-    def _latencies(self, name: str, seconds: Mapping[int, LayerSeconds]) -> list[Term]:
+    def _latencies(self, name: str, seconds: Sequence[LayerSeconds]) -> list[Term]:
         """Returns the latency of a weight's layer: a constant, parts for its inputs and its outputs, and a product."""
         if not seconds:
             return []
-        rows, target = self._rows[name][0], self._subject.products[name].target
+        target = self._subject.products[name].target
         axes = self._subject.channels.links.weights.get(id(target.variable))
         parts = [self._parts(axes, axis, length) for axis, length in enumerate(target.shape)]
-        of_level = [seconds[stored_width(row.bits)] for row in rows]
+        of_level = [seconds_of(seconds, one.row.bits, one.row.structure) for one in self._rows[name]]
         inputs, outputs = layer_axes(target)
         found = []
         for part, read in (("constant", ()), ("inputs", inputs), ("outputs", outputs), ("both", (*inputs, *outputs))):
@@ -222,7 +259,7 @@ class Costs:
 
     def _mixture(self, choice: Choice) -> Mixture:
         at = dict(zip(self._number, choice.levels, strict=True))
-        levels = {name: rows[at[name]].level for name, (rows, _) in self._rows.items()}
+        levels = {name: rows[at[name]].row.level for name, rows in self._rows.items()}
         kept = {name: rows[at[name]].kept for name, rows in self._groups.items()}
         costs = {name: value for name, value in choice.totals.items() if name in ("bytes", "latency")}
         return Mixture(levels, kept, choice.totals["error"], costs, choice.gap)
@@ -234,6 +271,7 @@ def _restricted(table: Table, techniques: Sequence[str]) -> Table:
         row
         for row in table.weights
         if ("prune" in techniques or not row.sparsity)
+        and ("factorize" in techniques or not row.form)
         and ("quantize" in techniques or (row.bits, row.rate) == (8, 0.0))
     ]
     removals = [row for row in table.removals if "shrink" in techniques or row.kept == row.channels]

@@ -10,8 +10,8 @@ import functools
 import itertools
 import json
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.layers.linear_kinds import CONVOLUTIONS, DEPTHWISE, TRANSPOSED, kind_of
-from prunekit.anatomy.layers.targets import Target
+from prunekit.anatomy.layers.targets import Target, find_targets
 from prunekit.anatomy.records.plain_data import Record
 from prunekit.core.outputs.graph_steps import steps_of
 from prunekit.delivery.integers.integer_export import integer_file
@@ -27,6 +27,8 @@ from prunekit.delivery.integers.integer_io import FloatEndError
 from prunekit.delivery.litert.latency import Latencies, input_arrays, measured_latencies, plain_file
 from prunekit.delivery.litert.litert import input_specs
 from prunekit.searching.searched_model import SearchedModel
+from prunekit.techniques.factorize.forms import Structure
+from prunekit.techniques.factorize.new_model import with_random_factors
 from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.grids.grids import FEW_BITS
 from prunekit.techniques.quantize.options import QuantizationOptions
@@ -46,6 +48,8 @@ class LayerSeconds(Record):
         inputs: Factor of the share of its inputs that is kept.
         outputs: Factor of the share of its outputs that is kept.
         both: Factor of their product.
+        form: Form of the layers of low rank in its place; "" = the layer itself.
+        rank: Number of values between these; 0 = the layer itself.
     """
 
     weight: str
@@ -54,14 +58,37 @@ class LayerSeconds(Record):
     inputs: float
     outputs: float
     both: float
+    form: str = ""
+    rank: int = 0
 
 
-def by_weight(rows: Sequence[LayerSeconds]) -> dict[str, dict[int, LayerSeconds]]:
-    """Returns weight -> bits -> row."""
-    found: dict[str, dict[int, LayerSeconds]] = {}
+def by_weight(rows: Sequence[LayerSeconds]) -> dict[str, list[LayerSeconds]]:
+    """Returns weight -> rows."""
+    found: dict[str, list[LayerSeconds]] = {}
     for row in rows:
-        found.setdefault(row.weight, {})[row.bits] = row
+        found.setdefault(row.weight, []).append(row)
     return found
+
+
+def seconds_of(rows: Sequence[LayerSeconds], bits: int, structure: Structure | None) -> LayerSeconds:
+    """Returns the seconds of a layer at a level; those of a rank lie on a line through the smallest and the largest.
+
+    Args:
+        rows: Of the weight.
+        bits: Bits of its codes.
+        structure: Form and rank; None = the layer itself.
+    """
+    form, rank = ("", 0) if structure is None else (structure.form, structure.ranks[0])
+    found = sorted(
+        (row for row in rows if (row.bits, row.form) == (stored_width(bits), form)), key=lambda row: row.rank
+    )
+    low, high = found[0], found[-1]
+    share = 0.0 if low.rank == high.rank else (rank - low.rank) / (high.rank - low.rank)
+    parts = {name: (1 - share) * getattr(low, name) + share * getattr(high, name) for name in _PARTS}
+    return replace(low, rank=rank, **parts)
+
+
+_PARTS = ("constant", "inputs", "outputs", "both")
 
 
 def layer_axes(target: Target) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -77,7 +104,11 @@ def stored_width(bits: int) -> int:
 
 
 def layer_latencies(
-    subject: SearchedModel, inputs: Any, bits: Sequence[int], progress: Callable[[int, int, str], None]
+    subject: SearchedModel,
+    inputs: Any,
+    bits: Sequence[int],
+    progress: Callable[[int, int, str], None],
+    structures: Mapping[str, Sequence[Structure]] | None = None,
 ) -> list[LayerSeconds]:
     """Measures the layer of each weight whose level is chosen, one thread, all files in turns.
 
@@ -86,12 +117,13 @@ def layer_latencies(
         inputs: Some inputs of the model.
         bits: Bits that a file stores.
         progress: Told of each file: (done, total, text).
+        structures: Name of a weight -> forms and ranks in its place that are measured, too.
 
     Raises:
         ScriptFailed: A file does not run.
     """
     shapes = _input_shapes(subject, inputs)
-    wanted: dict[str, list[tuple[int, float, float, str]]] = {}
+    wanted: dict[tuple[str, int, Structure | None], list[tuple[float, float, str]]] = {}
     makers: dict[str, Callable[[], tuple[bytes, dict[str, np.ndarray]]]] = {}
     # A separable convolution has two weights, and is counted with the last one.
     names = {id(product.target.layer): name for name, product in subject.products.items()}
@@ -99,10 +131,11 @@ def layer_latencies(
         layer = subject.products[name].target.layer
         if layer.name not in shapes:
             continue
-        for width, corner in itertools.product(bits, _corners(layer)):
-            one = _OneLayer(layer, shapes[layer.name], width, *corner)
-            makers.setdefault(one.key, one.file)
-            wanted.setdefault(name, []).append((width, *one.shares, one.key))
+        for structure, width in itertools.product((None, *(structures or {}).get(name, ())), bits):
+            for corner in _corners(layer, structure):
+                one = _OneLayer(layer, shapes[layer.name], width, *corner, structure)
+                makers.setdefault(one.key, one.file)
+                wanted.setdefault((name, width, structure), []).append((*one.shares, one.key))
     numbers = {key: number for number, key in enumerate(makers)}
     with tempfile.TemporaryDirectory() as folder:
         paths, arrays = [], []
@@ -114,10 +147,10 @@ def layer_latencies(
             progress(number + 1, len(makers), "a file of one layer")
         found = measured_latencies(paths, arrays, max(_LEAST_SECONDS, _LAYER_SECONDS * len(paths)))
     rows = []
-    for name, corners in wanted.items():
-        for width in bits:
-            points = [(u, v, found.seconds(numbers[key])) for wide, u, v, key in corners if wide == width]
-            rows.append(LayerSeconds(name, width, *_bilinear(points)))
+    for (name, width, structure), corners in wanted.items():
+        points = [(u, v, found.seconds(numbers[key])) for u, v, key in corners]
+        of_rank = ("", 0) if structure is None else (structure.form, structure.ranks[0])
+        rows.append(LayerSeconds(name, width, *_bilinear(points), *of_rank))
     return rows
 
 
@@ -138,8 +171,11 @@ def _input_shapes(subject: SearchedModel, inputs: Any) -> dict[str, tuple[int, .
     return found
 
 
-def _corners(layer: Any) -> list[tuple[bool, bool]]:
+def _corners(layer: Any, structure: Structure | None) -> list[tuple[bool, bool]]:
     """Returns (whether inputs are halved, whether outputs are) of the files of a layer."""
+    if structure is not None and _width(layer) is not None:
+        # One layer reads the inputs, another one computes the outputs.
+        return [(False, False), (True, False), (False, True)]
     if isinstance(layer, DEPTHWISE):
         return [(False, False), (True, False)]
     if _width(layer) is None or getattr(layer, "groups", 1) != 1:
@@ -154,10 +190,18 @@ def _width(layer: Any) -> str | None:
 
 
 class _OneLayer:
-    """A model of one layer, whole or with half of its inputs or outputs."""
+    """A model of one layer, whole or with half of its inputs or outputs, or of those of low rank in its place."""
 
-    def __init__(self, layer: Any, shape: tuple[int, ...], bits: int, half_in: bool, half_out: bool):
-        self._kind, self._bits = type(layer), bits
+    def __init__(  # noqa: PLR0913
+        self,
+        layer: Any,
+        shape: tuple[int, ...],
+        bits: int,
+        half_in: bool,
+        half_out: bool,
+        structure: Structure | None = None,
+    ):
+        self._kind, self._bits, self._structure = type(layer), bits, structure
         self._config = {**layer.get_config(), "dtype": "float32"}
         if self._config.get("activation") == "softmax":
             # Keras warns of one that is over a single value, as half of two.
@@ -171,12 +215,15 @@ class _OneLayer:
             outputs = self._config[width] / whole
         self.shares = inputs / shape[-1], outputs
         told = {name: value for name, value in self._config.items() if name != "name" and "initializer" not in name}
-        self.key = json.dumps([self._kind.__name__, told, self._shape, bits], default=str, sort_keys=True)
+        self.key = json.dumps([self._kind.__name__, told, self._shape, bits, structure], default=str, sort_keys=True)
 
     def file(self) -> tuple[bytes, dict[str, np.ndarray]]:
         """Returns the file, which reads and writes integers, and inputs of one call."""
         inputs = keras.Input(self._shape)
         model = keras.Model(inputs, self._kind.from_config(self._config)(inputs))
+        if self._structure is not None:
+            targets = find_targets(model)[0]
+            model = with_random_factors(model, targets, {one.name: self._structure for one in targets})
         samples = np.random.default_rng(0).normal(size=(2, *self._shape)).astype("float32")
         options = QuantizationOptions(self._bits, method="nearest", weight_ranges="minmax", activation_ranges="minmax")
         state = quantize_model(model, options, samples)
@@ -199,13 +246,16 @@ class _OneLayer:
 
 
 def _bilinear(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float, float]:
-    """Returns (constant, inputs, outputs, both) of points (u, v, seconds); of one point, all of it in `both`."""
+    """Returns (constant, inputs, outputs, both) of points (u, v, seconds); of one point, all of it in `both`.
+
+    Of three points, `both` is 0.
+    """
     if len(points) == 1:
         return 0.0, 0.0, 0.0, points[0][2]
     u, v, seconds = (np.array(column) for column in zip(*points, strict=True))
     columns = [np.ones_like(u), u, v, u * v]
     known = [len(set(u)) > 1, len(set(v)) > 1]
-    used = [True, known[0], known[1], all(known)]
+    used = [True, known[0], known[1], all(known) and len(points) > 3]
     matrix = np.stack([column * use for column, use in zip(columns, used, strict=True)], axis=1)
     # The least solution: what is not used stays 0.
     constant, inputs, outputs, both = map(float, np.linalg.lstsq(matrix, seconds, rcond=None)[0])

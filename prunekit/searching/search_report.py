@@ -52,6 +52,7 @@ class SearchedWeight(Record):
         bits: Bits of its codes.
         rate: Price of a bit in the choice of the codes.
         error: Squared error of the outputs that this alone makes, in the table.
+        rank: Number of values between the two layers in the place of its layer; None = the layer itself.
     """
 
     name: str
@@ -60,6 +61,7 @@ class SearchedWeight(Record):
     bits: int
     rate: float
     error: float
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -330,9 +332,10 @@ class SearchReport(Displayed):
             Column("Shape", "shape", keep=4),
             Column("Zeros", "sparsity"),
             Column("Bits", "count"),
+            Column("Rank", "count"),
             Column("Error", "number", keep=5, digits=3),
         )
-        rows = tuple((one.name, one.shape, one.sparsity, one.bits, one.error) for one in self.weights)
+        rows = tuple((one.name, one.shape, one.sparsity, one.bits, one.rank, one.error) for one in self.weights)
         notes = tuple(f"{one.name}: {one.reason}." for one in self.skipped)
         return Section("Weights", columns, rows, notes=notes)
 

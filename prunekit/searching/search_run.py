@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from prunekit.anatomy.files.digests import architecture_digest, data_digest, model_digest
 from prunekit.anatomy.layers.targets import Target, find_targets
@@ -18,7 +19,8 @@ from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.partial_files import replace_file
 from prunekit.delivery.litert.model_measures import machine
 from prunekit.delivery.reports.metrics import Metric
-from prunekit.searching.building import Built, build, copied, written
+from prunekit.searching.building import Built, build, copied, levels_of, written
+from prunekit.searching.candidates import Level
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
 from prunekit.searching.finding import MINIMISED, Finder, Made, Question
@@ -131,7 +133,8 @@ class SearchRun:
         seconds = None
         if question.is_timed:
             if self._table.machine != machine() or not self._table.latencies:
-                rows = layer_latencies(self._subject, self._data.fitted, STORED_BITS, self._progress)
+                structures = self._table.extreme_structures()
+                rows = layer_latencies(self._subject, self._data.fitted, STORED_BITS, self._progress, structures)
                 self._table = replace(self._table, latencies=tuple(rows), machine=machine())
                 keep(self._table)
             seconds = by_weight(self._table.latencies)
@@ -183,17 +186,20 @@ class SearchRun:
         if made.built is None:
             raise ValueError("A mixture is trained from its model.")
         # The file before may be the one that is delivered.
-        model = copied(made.built.model)
-        bits = {name: level.bits or 8 for name, level in made.mixture.levels.items()}
-        state = train(model, bits, self._zeros_of(model, made.mixture))
-        return self._judged(made.mixture, written(state, self._data.held_out, packed=self._packed), is_trained=True)
+        model, arrays = copied(made.built.model), made.built.arrays
+        levels = levels_of(made.mixture, arrays)
+        state = train(model, {name: level.bits or 8 for name, level in levels.items()}, self._zeros_of(model, levels))
+        built = written(state, arrays, self._data.held_out, packed=self._packed)
+        return self._judged(made.mixture, built, is_trained=True)
 
-    def _zeros_of(self, model: Any, mixture: Mixture) -> list[str]:
+    def _zeros_of(self, model: Any, levels: Mapping[str, Level]) -> list[str]:
         """Returns the weights whose zeros stay in a training: all in packed files, else those that came with zeros."""
-        weights = [target for target in _weights_of(model) if target.name in mixture.levels]
-        before = {name: product.target for name, product in self._subject.products.items()}
-        source = {target.name: target if self._packed else before[target.name] for target in weights}
-        return [name for name, one in source.items() if (array_of(one.variable) == 0).mean() >= _PRUNED]
+        weights = [target for target in _weights_of(model) if target.name in levels]
+        if not self._packed:
+            # The factors of a weight have none of its zeros.
+            before = self._subject.products
+            weights = [before[one.name].target for one in weights if levels[one.name].structure is None]
+        return [one.name for one in weights if (array_of(one.variable) == 0).mean() >= _PRUNED]
 
     def _judged(self, mixture: Mixture, built: Built, *, is_trained: bool = False) -> Made:
         seconds = None if self._clock is None else self._clock.seconds(built.file)
@@ -259,12 +265,14 @@ class SearchRun:
         return tuple(found)
 
     def _rows_of_weights(self, mixture: Mixture, built: Built) -> list[SearchedWeight]:
-        rows = {(row.weight, row.level): row.error for row in self._table.weights}
+        rows = {(row.weight, row.level): row for row in self._table.weights}
         stored = {target.name: array_of(target.variable) for target in _weights_of(built.model)}
         found = []
         for name, level in mixture.levels.items():
-            shape, zeros = tuple(self._subject.products[name].target.shape), float((stored[name] == 0).mean())
-            found.append(SearchedWeight(name, shape, zeros, level.bits or 32, level.rate, rows[name, level]))
+            row, shape = rows[name, level], tuple(self._subject.products[name].target.shape)
+            entries = np.concatenate([stored[array].ravel() for array in built.arrays[name]])
+            zeros, rank = float((entries == 0).mean()), row.rank if len(built.arrays[name]) > 1 else None
+            found.append(SearchedWeight(name, shape, zeros, level.bits or 32, level.rate, row.error, rank))
         return found
 
     def _rows_of_groups(self, mixture: Mixture) -> list[SearchedGroup]:

@@ -17,7 +17,9 @@ from prunekit.core.outputs.graph_steps import steps_of
 from prunekit.core.statistics.channel_importance import GroupImportance, entry_scores, reasons_to_stay
 from prunekit.core.statistics.layer_products import LayerProduct, product_of, unfitted
 from prunekit.sparsity.scores import get_criterion
-from prunekit.techniques.quantize.grids.grids import Grid, IntegerFormat
+from prunekit.techniques.factorize.forms import Layout
+from prunekit.techniques.factorize.layer_parts import layout_of, refusal
+from prunekit.techniques.quantize.grids.grids import Granularity, Grid, IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.placement.text_inputs import reads_texts
 from prunekit.techniques.quantize.preparation import Preparation
@@ -39,6 +41,7 @@ class SearchedModel:
         model: The model.
         preparation: Placement and selection of its quantization.
         products: The product of each weight whose level is chosen, by its name.
+        layouts: The axes of those among them that can have a low rank.
         channels: Its channels.
         orders: The order of removal of each group, by its name.
         skipped: Weights that no level is chosen for, with reasons.
@@ -71,6 +74,8 @@ class SearchedModel:
         self.products: dict[str, LayerProduct] = {
             target.name: product_of(target) for target in targets if target.name not in lacking
         }
+        possible = [one for one in targets if one.name in self.products and one.role != "embedding"]
+        self.layouts: dict[str, Layout] = {one.name: layout_of(one) for one in possible if refusal(one) is None}
         known = self.preparation.selection.skipped
         self.skipped = (*known, *(Skipped(name, f"8 bits, since {reason}") for name, reason in lacking.items()))
         self.channels = find_channels(model)
@@ -97,6 +102,12 @@ class SearchedModel:
         granularity = self._weights[id(target.variable)].granularity
         rule = self.preparation.options.weight_rule(bits)
         return grid_of_weight(target.name, kernel.astype("float32"), IntegerFormat(bits), granularity, rule)
+
+    def grid_of_factor(self, target: Target, matrix: np.ndarray, bits: int) -> Grid:
+        """Returns the grid of an array of low rank that stands in the place of a weight, with so many bits."""
+        granularity = Granularity((1,) if self._weights[id(target.variable)].granularity.axes else ())
+        rule = self.preparation.options.weight_rule(bits)
+        return grid_of_weight(target.name, matrix.astype("float32"), IntegerFormat(bits), granularity, rule)
 
     def rounded_weight(self, target: Target) -> Any:
         """Returns how the quantization sees a weight."""

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prunekit.anatomy.records.plain_data import Record
 from prunekit.core.layerwise.layerwise import Progress
-from prunekit.searching.candidates import Level, candidates, removal_changes
+from prunekit.searching.candidates import (
+    FACTOR_SHARES,
+    Candidate,
+    Level,
+    candidates,
+    low_rank_candidates,
+    removal_changes,
+)
 from prunekit.searching.latencies import LayerSeconds
 from prunekit.searching.repaired_scan import RepairedScan
 from prunekit.searching.searched_model import SearchedModel
+from prunekit.techniques.factorize.forms import Structure
 
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
 # LiteRT stores 5 to 8 bits in a byte, and fewer in half a byte; zeros do not pay there.
@@ -25,6 +35,8 @@ PACKED_BITS = {
     **dict.fromkeys((0.5, 0.7), _SOME),
     **dict.fromkeys((0.8, 0.9, 0.95), _MANY),
 }
+# The same of arrays of low rank, besides 8 bits.
+_LOW_RANK = ((6, 1.0), (5, 1.0), (4, 0.5))
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,9 @@ class WeightRow(Record):
         bits: Bits of its codes.
         rate: Price of a bit in the choice of the codes.
         error: Squared error of the outputs, with the layers behind repaired.
-        entropy: Bits of an entry by the frequencies of its codes.
+        entropies: Bits of an entry by the frequencies of its codes; for low rank one number for each array.
+        form: Form of the arrays of low rank; "" = the weight itself.
+        rank: Number of values between the arrays; 0 = the weight itself.
     """
 
     weight: str
@@ -45,12 +59,19 @@ class WeightRow(Record):
     bits: int
     rate: float
     error: float
-    entropy: float
+    entropies: tuple[float, ...]
+    form: str = ""
+    rank: int = 0
 
     @property
     def level(self) -> Level:
         """The level."""
-        return Level(self.sparsity, self.bits, self.rate)
+        return Level(self.sparsity, self.bits, self.rate, self.structure)
+
+    @property
+    def structure(self) -> Structure | None:
+        """Form and rank; None = the weight itself."""
+        return Structure(self.form, (self.rank,)) if self.form else None
 
 
 @dataclass(frozen=True)
@@ -92,15 +113,39 @@ class Table(Record):
         """Returns the rows of a weight."""
         return [row for row in self.weights if row.weight == name]
 
+    def extreme_structures(self) -> dict[str, list[Structure]]:
+        """Returns the smallest and the largest rank of each form of a weight, by the weight's name."""
+        found: dict[str, list[Structure]] = {}
+        ranks: dict[tuple[str, str], list[int]] = {}
+        for row in self.weights:
+            if row.form:
+                ranks.setdefault((row.weight, row.form), []).append(row.rank)
+        for (weight, form), listed in ranks.items():
+            found.setdefault(weight, []).extend(Structure(form, (rank,)) for rank in sorted({min(listed), max(listed)}))
+        return found
+
     def of_group(self, name: str) -> list[RemovalRow]:
         """Returns the rows of a group."""
         return [row for row in self.removals if row.group == name]
 
 
+@dataclass(frozen=True)
+class Levels:
+    """The levels that are measured.
+
+    Attributes:
+        weights: Of each weight.
+        factors: Of the arrays of low rank that may stand in its place; empty = of none.
+    """
+
+    weights: tuple[Level, ...]
+    factors: tuple[Level, ...] = ()
+
+
 def scan(
     subject: SearchedModel,
     measure: Callable[[], RepairedScan],
-    levels: Sequence[Level],
+    levels: Levels,
     known: Table,
     keep: Callable[[Table], None],
     progress: Progress | None = None,
@@ -125,7 +170,7 @@ class _Scan:
     def __init__(
         self,
         subject: SearchedModel,
-        levels: Sequence[Level],
+        levels: Levels,
         known: Table,
         keep: Callable[[Table], None],
         progress: Progress | None,
@@ -175,17 +220,15 @@ class _Scan:
             self._progress(self._done, self._total, name)
 
     def _of_weight(self, measure: RepairedScan, name: str) -> list[WeightRow]:
-        product = self._subject.products[name]
-
-        def grid_of(kernel: Any, bits: int) -> Any:
-            return self._subject.grid_of(product.target, kernel, bits)
-
-        rows = []
-        for one in candidates(product, measure.moments(product), self._levels, grid_of):
-            bits = 8 if one.level.bits is None else one.level.bits
-            level, error = one.level, measure.error(one.values)
-            rows.append(WeightRow(name, level.sparsity, bits, level.rate, error, one.entropy))
-        return rows
+        subject, product = self._subject, self._subject.products[name]
+        target, moments = product.target, measure.moments(product)
+        grid_of = functools.partial(subject.grid_of, target)
+        found = candidates(product, moments, self._levels.weights, grid_of)
+        if name in subject.layouts:
+            grid_of = functools.partial(subject.grid_of_factor, target)
+            factors = low_rank_candidates(product, moments, subject.layouts[name], self._levels.factors, grid_of)
+            found = itertools.chain(found, factors)
+        return [_row(name, one, measure.error(one.values)) for one in found]
 
     def _of_group(self, measure: RepairedScan, name: str) -> list[RemovalRow]:
         subject, order = self._subject, self._subject.orders[name]
@@ -198,13 +241,23 @@ class _Scan:
         return rows
 
 
-def levels_for(*, packed: bool) -> list[Level]:
+def _row(name: str, one: Candidate, error: float) -> WeightRow:
+    level, bits = one.level, 8 if one.level.bits is None else one.level.bits
+    form, rank = ("", 0) if level.structure is None else (level.structure.form, level.structure.ranks[0])
+    return WeightRow(name, level.sparsity, bits, level.rate, error, one.entropies, form, rank)
+
+
+def levels_for(*, packed: bool) -> Levels:
     """Returns the levels that may pay in a LiteRT file, or in its packed form."""
     if not packed:
-        return [Level(0.0, bits) for bits in STORED_BITS]
-    return [Level(sparsity, bits, rate) for sparsity, found in PACKED_BITS.items() for bits, rate in [(8, 0.0), *found]]
+        stored = tuple(Level(0.0, bits) for bits in STORED_BITS)
+        return Levels(stored, stored)
+    weights = [Level(zeros, bits, rate) for zeros, found in PACKED_BITS.items() for bits, rate in [(8, 0.0), *found]]
+    return Levels(tuple(weights), tuple(Level(0.0, bits, rate) for bits, rate in [(8, 0.0), *_LOW_RANK]))
 
 
-def settings_of(levels: Sequence[Level], hashes: Mapping[str, str | None]) -> dict[str, Any]:
+def settings_of(levels: Levels, hashes: Mapping[str, str | None]) -> dict[str, Any]:
     """Returns what determines a table."""
-    return {**hashes, "levels": [[one.sparsity, one.bits, one.rate] for one in levels], "shares": list(SHARES)}
+    measured = {"levels": levels.weights, "low_rank": levels.factors}
+    told = {name: [[one.sparsity, one.bits, one.rate] for one in found] for name, found in measured.items()}
+    return {**hashes, **told, "ranks": list(FACTOR_SHARES), "shares": list(SHARES)}

@@ -38,7 +38,7 @@ LowRankForm = Literal["auto", "channels", "separable", "tucker"]
 # What a search counts, minimises within a drop, and may choose.
 SearchTarget = Literal["litert", "packed"]
 SearchProfile = Literal["small", "balanced", "fast"]
-SearchTechnique = Literal["shrink", "quantize", "prune"]
+SearchTechnique = Literal["shrink", "factorize", "quantize", "prune"]
 # Sizes of a model that are calculated, and those that are measured on LiteRT files.
 CALCULATED, MEASURED = ("channels", "parameters", "macs"), ("bytes", "latency")
 MEASURES = (*CALCULATED, *MEASURED)

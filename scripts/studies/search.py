@@ -20,14 +20,15 @@ NETWORKS = {
     "attention": "Fashion-MNIST, attention",
 }
 DROP, EXAMPLES, EPOCHS, BATCH = 0.005, 9000, 2, 128
-CHANNELS, BITS, ZEROS = ("shrink",), ("quantize",), ("prune",)
-STORED = {"channels": CHANNELS, "bits": BITS, "together": (*CHANNELS, *BITS)}
+CHANNELS, RANKS, BITS, ZEROS = ("shrink",), ("factorize",), ("quantize",), ("prune",)
+STORED = {"channels": CHANNELS, "low rank": RANKS, "bits": BITS, "together": (*CHANNELS, *RANKS, *BITS)}
 PACKED = {
     "channels": CHANNELS,
+    "low rank": RANKS,
     "bits": BITS,
     "zeros": ZEROS,
     "zeros and bits": (*ZEROS, *BITS),
-    "together": (*CHANNELS, *BITS, *ZEROS),
+    "together": (*CHANNELS, *RANKS, *BITS, *ZEROS),
 }
 # What is minimised -> techniques by name.
 WAYS: dict[str, dict[str, tuple[str, ...]]] = {

@@ -376,13 +376,14 @@ class Clock:
         return 1e-9 * len(content)
 
 
-def layers_of(subject, inputs, bits, progress):
+def layers_of(subject, inputs, bits, progress, structures):
     """Seconds of layers: a nanosecond for each byte of a kernel; those of 4 bits take twice as long."""
     progress(1, 1, "a file of one layer")
     return [
-        LayerSeconds(name, width, 0.0, 0.0, 0.0, 1e-9 * product.target.size * (1 if width == 8 else 2))
+        LayerSeconds(name, width, 0.0, 0.0, 0.0, 1e-9 * product.target.size * (1 if width == 8 else 2), *one)
         for name, product in subject.products.items()
         for width in bits
+        for one in [(), *((found.form, found.ranks[0]) for found in structures.get(name, ()))]
     ]
 
 
@@ -426,7 +427,8 @@ def test_the_front_has_what_no_other_file_beats(found):
     drops = [one.drop for one in front]
     assert drops == sorted(drops, reverse=True)
     (alone,) = [section for section in report.sections() if section.title == "Techniques alone"]
-    assert [row[0] for row in alone.rows] == ["shrink", "quantize", "shrink and quantize"]
+    names = ["shrink", "factorize", "quantize", "shrink and factorize and quantize"]
+    assert [row[0] for row in alone.rows] == names
     assert alone.rows[-1][1] <= min(row[1] for row in alone.rows)
 
 
@@ -439,3 +441,53 @@ def test_the_price_of_bits_of_a_level_is_that_of_the_file(digits):
         mixture = Mixture(levels, {}, 0.0, {"bytes": 0.0}, 0.0)
         sizes.append(build(subject, mixture, images[:256], images[256:300], packed=True, memory=1e9).bytes)
     assert sizes[1] < 0.8 * sizes[0]
+
+
+# ---- low rank --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def low_rank(digits):
+    """A network whose widest layer has a low rank."""
+    keras.utils.set_random_seed(2)
+    layers = [L.Flatten(), L.Dense(60, name="wide"), L.ReLU(), L.Dense(40, activation="relu", name="hidden")]
+    model = keras.Sequential([keras.Input((8, 8, 1)), *layers, L.Dense(10, name="logits")])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    images, labels = digits[1]
+    kernel, draw = model.get_layer("wide").kernel, np.random.default_rng(0)
+    kernel.assign(0.05 * draw.normal(size=(64, 12)) @ draw.normal(size=(12, 60)))
+    model.get_layer("wide").trainable = False
+    model.fit(images[:300], labels[:300], epochs=20, verbose=0)
+    model.get_layer("wide").trainable = True
+    return model, (images[300:], labels[300:])
+
+
+def test_a_weight_of_low_rank_becomes_two_layers(low_rank, tmp_path):
+    found = pk.search(*low_rank, drop=0.02, output=tmp_path)
+    (row,) = [one for one in found.report.weights if one.name == "wide/kernel"]
+    assert row.rank is not None and row.rank <= 16
+    reduction = found.model.get_layer("wide_reduction")
+    kept = {one.name: one.kept for one in found.report.groups}["wide"]
+    assert reduction.kernel.shape == (64, row.rank) and found.model.get_layer("wide").kernel.shape == (row.rank, kept)
+    plain = pk.search(*low_rank, drop=0.02, output=tmp_path, techniques=("shrink", "quantize"))
+    assert len(found.file) < len(plain.file) and {one.rank for one in plain.report.weights} == {None}
+    alone = pk.search(*low_rank, drop=0.02, output=tmp_path, techniques="factorize")
+    assert {one.bits for one in alone.report.weights} == {8} and len(alone.file) > len(found.file)
+
+
+def test_mixtures_of_low_rank_are_trained_with_their_bits(low_rank):
+    model, (images, labels) = low_rank
+    seen = []
+
+    def train(smaller, callbacks):
+        bits = {type(one).__name__: one for one in callbacks}["QuantizationCallback"].options.bits
+        seen.append((bits, {one.name for one in find_targets(smaller)[0]}))
+        smaller.compile("adam", "sparse_categorical_crossentropy")
+        smaller.fit(images[:64], labels[:64], verbose=0, callbacks=callbacks)
+
+    options = {"target": "packed", "techniques": ("factorize", "quantize"), "training": train}
+    report = pk.search(model, (images, labels), drop=0.03, **options).report
+    assert any(one.trained for one in report.points)
+    assert all(set(bits) == names for bits, names in seen) and any(
+        "wide_reduction/kernel" in names for _, names in seen
+    )

@@ -17,6 +17,8 @@ def problem(seed, variables):
     for count in (2, 3, min(3, variables)):
         chosen = tuple(int(v) for v in rng.choice(variables, count, replace=False))
         table = rng.integers(1, 100, [sizes[v] for v in chosen]).astype(float)
+        # Levels with equal costs, as those of another form in a table of one form.
+        table[-1] = table[0]
         terms.append(Term(chosen, {"bytes": table, "time": rng.random(table.shape)}))
     return sizes, terms
 

@@ -8,9 +8,10 @@ from keras import layers as L
 from prunekit.delivery.litert.latency import Latencies
 from prunekit.searching import latencies
 from prunekit.searching.costs import Costs
-from prunekit.searching.latencies import FileClock, LayerSeconds, by_weight, layer_axes, layer_latencies
+from prunekit.searching.latencies import FileClock, LayerSeconds, by_weight, layer_axes, layer_latencies, seconds_of
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import RemovalRow, Table, WeightRow
+from prunekit.techniques.factorize.forms import Structure
 
 IMAGES = np.random.default_rng(0).normal(size=(40, 12, 12, 3)).astype("float32")
 
@@ -33,7 +34,7 @@ def subject():
 
 def table(subject):
     weights = tuple(
-        WeightRow(name, 0.0, bits, 0.0, 0.1 / bits, float(bits)) for name in subject.products for bits in (8, 4)
+        WeightRow(name, 0.0, bits, 0.0, 0.1 / bits, (float(bits),)) for name in subject.products for bits in (8, 4)
     )
     rows = [
         RemovalRow(name, one.total, kept, 0.1 * (one.total - kept))
@@ -80,6 +81,14 @@ def test_the_seconds_of_a_mixture_are_those_of_its_layers(subject):
     assert costs.whole["latency"] == pytest.approx(sum(whole))
 
 
+def test_the_seconds_of_a_rank_lie_between_those_that_were_measured():
+    rows = [LayerSeconds("kernel", 8, 9.0, 9.0, 9.0, 9.0)]
+    rows += [LayerSeconds("kernel", 8, 1.0, float(rank), 2.0 * rank, 0.0, "pair", rank) for rank in (4, 20)]
+    found = seconds_of(rows, 6, Structure("pair", (10,)))
+    assert (found.constant, found.inputs, found.outputs, found.both) == pytest.approx((1, 10, 20, 0))
+    assert seconds_of(rows, 8, None) == rows[0] and seconds_of(rows[:2], 8, Structure("pair", (7,))).inputs == 4
+
+
 def test_the_least_latency_is_below_that_of_the_fewest_bytes(subject):
     rows = [
         LayerSeconds(name, bits, 0.0, 0.0, 0.0, 1.0 if bits == 8 else 3.0)
@@ -104,12 +113,17 @@ def test_each_layer_is_measured_at_its_widths_and_equal_ones_once(subject, monke
 
     monkeypatch.setattr(latencies, "measured_latencies", counted)
     told = []
-    rows = layer_latencies(subject, IMAGES, (8, 4), lambda *one: told.append(one))
+    low_rank = {"third/kernel": [Structure("separable", (rank,)) for rank in (2, 6)]}
+    found = layer_latencies(subject, IMAGES, (8, 4), lambda *one: told.append(one), low_rank)
+    rows = [row for row in found if not row.form]
     assert {(row.weight, row.bits) for row in rows} == {(name, bits) for name in subject.products for bits in (8, 4)}
+    assert [(row.weight, row.form, row.rank, row.bits) for row in found if row.form] == [
+        ("third/kernel", "separable", rank, bits) for rank in (2, 6) for bits in (8, 4)
+    ]
     whole = {(row.weight, row.bits): row.constant + row.inputs + row.outputs + row.both for row in rows}
     assert min(whole.values()) > 0
-    # "second" and "third" are equal; the depthwise layer has two widths, others four.
-    assert len(files) == 2 * (4 + 2 + 4 + 4) == told[-1][0] == told[-1][1]
+    # "second" and "third" are equal; the depthwise layer has two widths, others four, and two layers of a rank three.
+    assert len(files) == 2 * (4 + 2 + 4 + 4 + 2 * 3) == told[-1][0] == told[-1][1]
     assert whole["second/kernel", 8] == whole["third/kernel", 8]
     assert whole["second/kernel", 8] > whole["head/kernel", 8]
     assert len(files[0]) > 0 and all(b"TFL3" in one[:8] for one in files)

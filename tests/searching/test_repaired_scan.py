@@ -12,12 +12,21 @@ from prunekit.core.layerwise.layerwise import LayerwiseRepair
 from prunekit.core.outputs.output_error import output_error
 from prunekit.core.runtime.variable_values import replaced
 from prunekit.core.statistics.layer_products import product_of
-from prunekit.searching.candidates import Level, LevelSolver, candidates, entropy, removal_changes
+from prunekit.searching.candidates import (
+    FACTOR_SHARES,
+    Level,
+    LevelSolver,
+    candidates,
+    entropy,
+    low_rank_candidates,
+    removal_changes,
+)
 from prunekit.searching.costs import Costs
 from prunekit.searching.judge import batched
 from prunekit.searching.repaired_scan import RepairedScan, ridge
 from prunekit.searching.searched_model import SearchedModel
-from prunekit.searching.table import SHARES, RemovalRow, Table, WeightRow, levels_for, scan
+from prunekit.searching.table import SHARES, Levels, RemovalRow, Table, WeightRow, levels_for, scan
+from prunekit.techniques.factorize.factorizing import with_structures
 from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.shrink.channels.options import KeptChannels, ShrinkOptions
@@ -121,7 +130,7 @@ def test_candidates_have_their_zeros_and_values():
         if one.level.bits is not None:
             most = max(len(np.unique(np.abs(kernel[..., i]))) for i in range(12))
             assert most <= 2 ** (one.level.bits - 1)
-            assert one.entropy <= one.level.bits
+            assert one.entropies[0] <= one.level.bits
     assert entropy(np.array([0, 0, 1, 1, 2, 2, 3, 3])) == pytest.approx(2.0) and entropy(np.zeros(9)) == 0
 
 
@@ -132,7 +141,7 @@ def test_a_price_of_bits_saves_entropy_and_is_what_the_quantization_does():
     levels = [Level(0.0, 4), Level(0.0, 4, 0.1), Level(0.0, 4, 1.0)]
     grid = functools.partial(subject.grid_of, product.target)
     found = list(candidates(product, work.moments(product), levels, grid))
-    assert found[0].entropy > found[1].entropy > found[2].entropy
+    assert found[0].entropies > found[1].entropies > found[2].entropies
     errors = [work.error(one.values) for one in found]
     assert max(errors[:2]) < errors[2]
     copy = keras.models.clone_model(model)
@@ -141,6 +150,35 @@ def test_a_price_of_bits_saves_entropy_and_is_what_the_quantization_does():
     quantize_model(copy, options, FITTED, rates={"stem/kernel": 1.0})
     (dense,) = candidates(product, work.moments(product), [Level(0.0, 4, 1.0)], grid)
     np.testing.assert_allclose(keras.ops.convert_to_numpy(copy.get_layer("stem").kernel), dense.values[0][1], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["branch/kernel", "hidden/kernel"])
+def test_candidates_of_low_rank_are_what_a_factorization_and_a_quantization_compute(name):
+    model = network()
+    # Most of the outputs' energy lies along few directions.
+    kernel = model.get_layer(name.split("/")[0]).kernel
+    left, size, right = np.linalg.svd(keras.ops.convert_to_numpy(kernel).reshape(-1, kernel.shape[-1]), False)
+    kernel.assign((left * size * 0.5 ** np.arange(len(size)) @ right).reshape(kernel.shape))
+    subject, work = whole(model)
+    product, layout = subject.products[name], subject.layouts[name]
+    while work.steps[work.at].layer is not product.target.layer:
+        work.advance()
+    moments, grid_of = work.moments(product), functools.partial(subject.grid_of_factor, product.target)
+    found = list(low_rank_candidates(product, moments, layout, [Level(0.0, 8), Level(0.0, 4)], grid_of))
+    assert len(found) >= 4 and {one.level.bits for one in found} == {8, 4}
+    for one in found:
+        assert len(one.entropies) == 2 and max(one.entropies) <= one.level.bits
+        assert layout.parameters(one.level.structure) <= FACTOR_SHARES[0] * product.target.size
+    errors = [work.error(one.values) for one in found if one.level.bits == 8]
+    assert errors == sorted(errors)
+    smaller, names = with_structures(model, {name: found[-1].level.structure}, FITTED)
+    options = QuantizationOptions(bits=8, activation_bits="float", method="gptq", include=[name, *names[name]])
+    quantize_model(smaller, options, FITTED)
+    was, last = outputs(model, MEASURED), [one for one in found if one.level.bits == 8][-1]
+    with replaced(last.values):
+        predicted = output_error(was, outputs(model, MEASURED))
+    assert predicted == pytest.approx(output_error(was, outputs(smaller, MEASURED)), rel=0.1)
+    assert list(low_rank_candidates(product, moments, layout, [], grid_of)) == []
 
 
 def test_a_removal_computes_nothing_in_the_channels_and_keeps_other_zeros():
@@ -195,7 +233,7 @@ def test_the_errors_of_weights_add_up_to_that_of_the_mixture(level):
 
 def test_the_table_is_kept_after_each_row_and_taken_up_again():
     model = network()
-    levels = [Level(*one) for one in ((0.0, 8), (0.0, 3), (0.9, 8), (0.9, 3))]
+    levels = Levels(tuple(Level(*one) for one in ((0.0, 8), (0.0, 3), (0.9, 8), (0.9, 3))))
     kept, told = [], []
 
     def scanned(known):
@@ -225,13 +263,17 @@ def test_the_table_is_kept_after_each_row_and_taken_up_again():
 
 def test_counted_bytes_are_those_of_the_smaller_weights():
     model = network()
+    # A weight of low rank.
+    draw, hidden = np.random.default_rng(7), model.get_layer("hidden").kernel
+    hidden.assign(0.1 * draw.normal(size=(hidden.shape[0], 5)) @ draw.normal(size=(5, 16)))
     subject = SearchedModel(model, FITTED, "float")
     levels = levels_for(packed=False)
     work = RepairedScan(model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9)
     table = scan(subject, lambda: work, levels, Table(), lambda _: None)
     costs = Costs(subject, table, packed=False)
     low, high = costs.errors
-    for bound in np.geomspace(max(low, 1e-9) * 1.01, high, 4):
+    low_rank = 0
+    for bound in np.geomspace(max(low, 1e-9) * 1.01, high, 6):
         mixture = costs.least("bytes", {"error": float(bound)})
         assert mixture.error <= bound
         removed = subject.removed({name: kept for name, kept in mixture.kept.items()})
@@ -250,8 +292,16 @@ def test_counted_bytes_are_those_of_the_smaller_weights():
             ]
             units = kept[0] if kept else layer.kernel.shape[-1]
             stored = target.size * 4 if target.size < 64 else size * level.bits / 8
+            if level.structure is not None:
+                first, second = subject.layouts[name].shapes(level.structure)
+                (rank,) = level.structure.ranks
+                inputs = size / target.size * layer.kernel.shape[-1] / units
+                stored = (np.prod(first) * inputs + np.prod(second) * units / layer.kernel.shape[-1]) * level.bits / 8
+                stored += 8 * rank
+                low_rank += 1
             expected += stored + 8 * units
         assert mixture.costs["bytes"] == pytest.approx(expected, rel=0.02)
+    assert low_rank
     assert product_of(subject.targets[0]).target.name in subject.products
 
 
@@ -268,7 +318,7 @@ def test_weights_without_levels_count_where_they_lose_channels():
         for name, one in subject.orders.items()
         for n in (one.total, 1)
     ]
-    table = Table({}, (WeightRow("head/kernel", 0.0, 8, 0.0, 0.0, 7.0),), tuple(rows))
+    table = Table({}, (WeightRow("head/kernel", 0.0, 8, 0.0, 0.0, (7.0,)),), tuple(rows))
     costs = Costs(subject, table, packed=False)
     whole, least = (costs.least("bytes", {"error": bound}) for bound in (1e-12, 1e6))
     assert set(whole.kept) == set(subject.orders) and set(least.kept.values()) == {1}

@@ -17,8 +17,8 @@ from prunekit.sparsity.arguments import MEMORY
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.factorize.factorize_report import FactorizedLayer, FactorizeReport
 from prunekit.techniques.factorize.fitting import Fitting, Found
-from prunekit.techniques.factorize.forms import CHANNELS, PAIR
-from prunekit.techniques.factorize.layer_parts import refusal
+from prunekit.techniques.factorize.forms import CHANNELS, PAIR, Layout, Structure
+from prunekit.techniques.factorize.layer_parts import layout_of, refusal
 from prunekit.techniques.factorize.new_model import called_layers, verify, with_parts
 from prunekit.techniques.factorize.options import FactorizeOptions, RankTarget
 from prunekit.techniques.factorize.rank_choice import ModelChoice, Sizes, choose, missed
@@ -123,6 +123,38 @@ def factorize_model(
     rows = tuple(_row(one, names[one.name], curves[one.name], found) for one in chosen)
     parameters, macs = (sizes.parameters, after.parameters), (sizes.macs, after.macs)
     return FactorizedModel(made, FactorizeReport(model.name, rows, tuple(skipped), parameters, macs, tuple(notes)))
+
+
+def with_structures(
+    model: Any, structures: Mapping[str, Structure], data: Any, *, memory: float = MEMORY
+) -> tuple[Any, dict[str, tuple[str, ...]]]:
+    """Returns a model whose weights have given forms and ranks, and the names of the new layers of each weight.
+
+    Weights that would not become smaller stay as they are.
+
+    Args:
+        model: The model; it is not changed.
+        structures: Name of a weight that can be factorized -> its form and ranks.
+        data: Calibration data.
+        memory: Largest number of bytes of activations that are kept between layers.
+
+    Raises:
+        ValueError: The new model computes other outputs than its factors.
+    """
+    named = [one for one in find_targets(model)[0] if one.name in structures]
+    chosen = [one for one in named if _is_smaller(layout_of(one), structures[one.name])]
+    if not chosen:
+        return model, {}
+    found = Fitting(model, chosen, FactorizeOptions(), data, memory).factors(
+        {one.name: [structures[one.name]] for one in chosen}
+    )
+    made, names, _ = with_parts(model, chosen, found)
+    verify(model, made, found, next(iter(batches_of(data)))[0])
+    return made, names
+
+
+def _is_smaller(layout: Layout, structure: Structure) -> bool:
+    return layout.parameters(structure) < layout.parameters(None)
 
 
 def _rivals(choice: ModelChoice, curves: Mapping[str, Curve], target: RankTarget) -> Rivals:

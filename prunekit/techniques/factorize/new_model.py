@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,7 +16,8 @@ from prunekit.core.runtime.backend import native
 from prunekit.core.statistics.layer_products import product_of
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.factorize.fitting import Found
-from prunekit.techniques.factorize.layer_parts import Parts, insert, parts_of
+from prunekit.techniques.factorize.forms import Structure, empty_factors
+from prunekit.techniques.factorize.layer_parts import Parts, insert, layout_of, parts_of
 from prunekit.techniques.factorize.optimizer_slots import Replaced, carry_slots
 from prunekit.techniques.shrink.channels.optimizer_state import carry_over
 from prunekit.techniques.shrink.graph.graph_builder import build
@@ -66,6 +67,23 @@ def with_parts(model: Any, chosen: Sequence[Target], found: Found) -> tuple[Any,
             replaced.append(Replaced(product_of(target), found.factors[target.name], in_order))
         carry_slots(former, made.optimizer, replaced)
     return made, {target.name: tuple(one.name for one in parts.added) for target, parts in inserted}, notes
+
+
+def with_random_factors(model: Any, chosen: Sequence[Target], structures: Mapping[str, Structure | None]) -> Any:
+    """Returns a model with factors without meaning, whose size or latency is measured.
+
+    Args:
+        model: The model.
+        chosen: The weights that are factorized.
+        structures: Name of a weight -> its form and ranks; None = as it is.
+    """
+    pairs = ((target, structures[target.name]) for target in chosen)
+    factors = {
+        target.name: empty_factors(layout_of(target), structure, seed)
+        for seed, (target, structure) in enumerate(pairs)
+        if structure is not None
+    }
+    return with_parts(model, chosen, Found((), factors, {}, {}))[0]
 
 
 def _inserted(

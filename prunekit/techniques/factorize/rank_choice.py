@@ -10,11 +10,10 @@ from typing import Any
 from prunekit.anatomy.graph.tracing import Trace, forward_trace
 from prunekit.anatomy.layers.targets import Target, values_by_name
 from prunekit.anatomy.records.reports import Skipped
-from prunekit.techniques.factorize.fitting import Found
 from prunekit.techniques.factorize.form_costs import FormCosts
-from prunekit.techniques.factorize.forms import Structure, empty_factors
+from prunekit.techniques.factorize.forms import Structure
 from prunekit.techniques.factorize.layer_parts import layout_of
-from prunekit.techniques.factorize.new_model import with_parts
+from prunekit.techniques.factorize.new_model import with_random_factors
 from prunekit.techniques.factorize.options import FactorizeOptions, RankTarget
 from prunekit.techniques.factorize.ranks import Choice, Cost, Curve, Ranks, for_budget
 from prunekit.techniques.shrink.channels.measured_size import NEAR, Measure, Measured
@@ -244,7 +243,7 @@ class _Budget:
             elif not chosen:
                 high = share
             else:
-                measured = measure.compare(with_parts(self._model, chosen, _empty(chosen, ranks))[0])
+                measured = measure.compare(with_random_factors(self._model, chosen, ranks))
                 if measured.share <= wanted * (1 + NEAR):
                     low = share
                     if best[1] is None or measured.share > best[1].share:
@@ -255,17 +254,6 @@ class _Budget:
                     high = share
             share = (low + high) / 2
         return best
-
-
-def _empty(chosen: Sequence[Target], ranks: Ranks) -> Found:
-    """Returns factors without meaning, for a model whose size is measured."""
-    pairs = ((target, ranks[target.name]) for target in chosen)
-    factors = {
-        target.name: empty_factors(layout_of(target), structure, seed)
-        for seed, (target, structure) in enumerate(pairs)
-        if structure is not None
-    }
-    return Found((), factors, {}, {})
 
 
 def missed(target: RankTarget, share: float, options: FactorizeOptions) -> list[str]:

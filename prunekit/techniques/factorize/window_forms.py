@@ -7,14 +7,13 @@ the best F is a least-squares fit; with F fixed, so is U.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from prunekit.techniques.factorize.forms import CHANNELS, PAIR, SEPARABLE, TUCKER, Factors, Layout, Structure
-from prunekit.techniques.factorize.low_rank import Directions, directions_of
+from prunekit.techniques.factorize.low_rank import directions_of
 
 # Ranks of the first layer whose errors are found: so many in equal ratios, and twice as many in equal steps.
 _RANKS = 10
@@ -24,6 +23,8 @@ _SWEEPS, _STEPS = 4, 8
 _CHEAP = 3e8
 # Share of the mean diagonal of the products by which a fit is drawn to the values before.
 _DAMPING = 1e-4
+# Returns what becomes of a matrix, from it and the products X^T X of its inputs.
+Change = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class WindowForms:
@@ -47,7 +48,7 @@ class WindowForms:
         found: dict[Structure, float] = {}
         for form in forms:
             if form in (PAIR, CHANNELS):
-                dropped = self._directions.dropped()[1:]
+                dropped = self._blocks(form).start.dropped()[1:]
                 found |= {Structure(form, (rank,)): float(error) for rank, error in enumerate(dropped, start=1)}
                 continue
             blocks = self._blocks(form)
@@ -64,33 +65,49 @@ class WindowForms:
 
     def factors(self, structure: Structure) -> Factors:
         """Returns the arrays of a form."""
-        form, first = structure.form, structure.ranks[0]
-        if form in (PAIR, CHANNELS):
-            return Factors(form, self._directions.factors(self._matrix, first))
-        blocks, layout = self._blocks(form), self._layout
-        last = structure.ranks[-1] if form == TUCKER else None
-        entry, rest = blocks.alternated(first, last)
-        if last is None:
-            window = layout.window[0], layout.inputs, first
-            return Factors(form, (entry.reshape(window), rest.reshape(-1, first, layout.outputs)))
-        core, outer = directions_of(blocks.products(entry), rest).factors(rest, last)
-        return Factors(form, (entry, core.reshape(layout.positions, first, -1), outer))
+        entry, rest = self._entry_and_rest(structure)
+        if structure.form != TUCKER:
+            return self._shaped(structure, entry, rest)
+        outputs = directions_of(self._blocks(TUCKER).products(entry), rest)
+        core, outer = outputs.factors(rest, structure.ranks[-1])
+        return self._shaped(structure, entry, core, outer)
 
-    @cached_property
-    def _directions(self) -> Directions:
-        return directions_of(self._gram, self._matrix)
+    def changed(self, structure: Structure, change: Change) -> Factors:
+        """Returns the two arrays of a form, changed one after the other: the second is fitted to the changed first.
+
+        Args:
+            structure: A form of two arrays.
+            change: Returns what a matrix becomes, such as its rounded values.
+        """
+        blocks = self._blocks(structure.form)
+        entry, rest = self._entry_and_rest(structure)
+        entry = change(entry, blocks.shared)
+        rest, _ = blocks.fitted(entry, rest)
+        return self._shaped(structure, entry, change(rest, blocks.products(entry)))
+
+    def _entry_and_rest(self, structure: Structure) -> tuple[np.ndarray, np.ndarray]:
+        blocks, first = self._blocks(structure.form), structure.ranks[0]
+        if structure.form in (PAIR, CHANNELS):
+            return blocks.begin(first)
+        return blocks.alternated(first, structure.ranks[-1] if structure.form == TUCKER else None)
+
+    def _shaped(self, structure: Structure, *matrices: np.ndarray) -> Factors:
+        shapes = self._layout.shapes(structure)
+        return Factors(structure.form, tuple(one.reshape(shape) for one, shape in zip(matrices, shapes, strict=True)))
 
     def _blocks(self, form: str) -> _Blocks:
-        if form not in self._taken_apart:
+        # "pair" and "channels" have all rows in one block.
+        kind = form if form in (SEPARABLE, TUCKER) else PAIR
+        if kind not in self._taken_apart:
             gram, matrix, layout = self._gram, self._matrix, self._layout
-            count = layout.positions
-            if form == SEPARABLE:
+            count = layout.positions if kind == TUCKER else 1
+            if kind == SEPARABLE:
                 rows, count = layout.window
                 order = np.arange(len(matrix)).reshape(rows, count, -1).transpose(1, 0, 2).reshape(-1)
                 gram = gram[order] if gram.ndim == 1 else gram[np.ix_(order, order)]
                 matrix = matrix[order]
-            self._taken_apart[form] = _Blocks(gram, matrix, count)
-        return self._taken_apart[form]
+            self._taken_apart[kind] = _Blocks(gram, matrix, count)
+        return self._taken_apart[kind]
 
 
 class _Fitted(NamedTuple):
@@ -109,6 +126,10 @@ class _Blocks:
         gram: Shape (rows, rows), or its diagonal.
         matrix: Shape (rows, outputs); the rows of one block follow one another.
         count: Number of blocks.
+
+    Attributes:
+        shared: X^T X of the inputs of U: the sum over the blocks.
+        start: Directions of what all blocks compute.
     """
 
     def __init__(self, gram: np.ndarray, matrix: np.ndarray, count: int):
@@ -117,10 +138,10 @@ class _Blocks:
         split = matrix.reshape(count, rows, outputs)
         self._wide = split.transpose(1, 0, 2).reshape(rows, -1)
         if gram.ndim == 1:
-            self._shared = gram.reshape(count, rows).sum(axis=0)
+            self.shared = gram.reshape(count, rows).sum(axis=0)
         else:
-            self._shared = np.einsum("bibj->ij", gram.reshape(count, rows, count, rows))
-        self._start = directions_of(self._shared, self._wide)
+            self.shared = np.einsum("bibj->ij", gram.reshape(count, rows, count, rows))
+        self.start = directions_of(self.shared, self._wide)
         self._curved = self._times(matrix)
         self._energy = float(np.sum(matrix * self._curved))
 
@@ -130,7 +151,7 @@ class _Blocks:
         Returns:
             Shapes (rows of a block, rank) and (blocks * rank, outputs).
         """
-        entry, rest = self._start.factors(self._wide, rank)
+        entry, rest = self.start.factors(self._wide, rank)
         return entry, rest.reshape(rest.shape[0], self._count, -1).transpose(1, 0, 2).reshape(-1, self._matrix.shape[1])
 
     def products(self, entry: np.ndarray) -> np.ndarray:
@@ -207,7 +228,7 @@ class _Blocks:
     def _balanced(self, entry: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns both with each value between them as large as what F makes of it: integers lose little so."""
         split = rest.reshape(self._count, entry.shape[1], -1)
-        weighed = self._shared[:, None] * entry if self._shared.ndim == 1 else self._shared @ entry
+        weighed = self.shared[:, None] * entry if self.shared.ndim == 1 else self.shared @ entry
         sizes = np.sqrt(np.maximum(np.sum(entry * weighed, axis=0), 0.0))
         norms = np.sqrt(np.square(split).sum(axis=(0, 2)))
         known = (sizes > 1e-12 * sizes.max(initial=0.0)) & (norms > 1e-12 * norms.max(initial=0.0))
