@@ -126,7 +126,7 @@ class TestPrune:
         Path("scan").mkdir()
         Path("scan/sensitivity.json").touch()
         code, _, err = run(*words)
-        assert code == 130 and "The finished weights are kept in scan: the same command continues." in err
+        assert code == 130 and "What was measured is kept in scan: the same command continues." in err
 
     def test_the_help_lists_all_words_of_an_option(self, run):
         text = " ".join(run("prune", "--help")[1].split())

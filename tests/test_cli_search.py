@@ -1,5 +1,7 @@
 """The command search."""
 
+import contextlib
+import io
 import json
 
 import keras
@@ -7,6 +9,8 @@ import numpy as np
 import pytest
 from command_lines import assert_mistake
 from networks import dense_network
+
+from prunekit.commands.output import step_lines
 
 
 @pytest.fixture
@@ -29,11 +33,27 @@ def test_the_folder_has_the_file_and_another_question_reads_its_table(run, store
     assert code == 0 and "Files that were made" in out and out.splitlines()[-1].endswith("Written to best")
     assert "measured hidden/kernel" in err and "a file of" in err
     names = {path.name for path in (tmp_path / "best").iterdir()}
-    assert names == {"model.keras", "model.tflite", "scan.json", "search.json", "search.png"}
+    assert names == {"model.keras", "model.tflite", "scan-litert.json", "search.json", "search.png"}
     code, out, err = run("search", stored, "--data", "data.npz", "--bytes", "20kB", "-o", "best", "--json")
     found = json.loads(out)
     assert code == 0 and found["bytes"] <= 20_000 and "measured" not in err
     assert found["asked_bytes"] == 20_000 and found["target"] == "litert"
+
+
+def test_an_interrupted_search_says_where_it_continues_and_steps_have_the_time_left(run, stored, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("prunekit.searching.search_run.build", stop)
+    code, _, err = run("search", stored, "--data", "data.npz", "--drop", "0.1", "-o", "best")
+    assert code == 130 and "What was measured is kept in best: the same command continues." in err
+    monkeypatch.setattr("prunekit.recipe.state.progress.time.monotonic", iter((0.0, 40.0, 90.0)).__next__)
+    say = step_lines()
+    with contextlib.redirect_stderr(io.StringIO()) as lines:
+        say(1, 3, "first")
+        say(2, 3, "second")
+        say(1, 2, "anew")
+    assert lines.getvalue().splitlines() == ["[1/3] first", "[2/3] second, about 40.0 s left", "[1/2] anew"]
 
 
 def test_bolder_files_are_trained_on_the_examples_that_were_not_drawn(run, stored):

@@ -3,13 +3,14 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from prunekit.core.runtime.partial_files import replace_file, write_problem
+from prunekit.terminal import with_time_left
 
 
 def print_json(data: Any) -> None:
@@ -76,6 +77,33 @@ def no_run(directory: str, reason: str) -> click.UsageError:
     from prunekit.recipe.state.directory import kept_checkpoints_line
 
     return click.UsageError(f"{directory}: {reason}. {kept_checkpoints_line(directory)}".rstrip())
+
+
+def step_lines() -> Callable[[int, int, str], None]:
+    """Returns a function that tells each step of a long command on standard error, with the time that is left.
+
+    The function takes the number of steps that are done, the number of all, and a text; fewer than before begin anew.
+    """
+    from prunekit.recipe.state.progress import TimeLeft
+
+    left = TimeLeft()
+
+    def say(done: int, total: int, text: str) -> None:
+        click.echo(with_time_left(f"[{done}/{total}] {text}", left.after(done, total)), err=True)
+
+    return say
+
+
+@contextlib.contextmanager
+def keeping_scan(table: Path) -> Iterator[None]:
+    """Says on standard error, if the block is interrupted, that the same command continues with a table of measures."""
+    try:
+        with noting_new_folder(table.parent):
+            yield
+    except KeyboardInterrupt:
+        if table.is_file():
+            click.echo(f"What was measured is kept in {table.parent}: the same command continues.", err=True, nl=False)
+        raise
 
 
 def print_sections(report: Any) -> None:

@@ -18,7 +18,7 @@ from prunekit.commands.files import (
     pattern_option,
     pattern_options,
 )
-from prunekit.commands.output import noting_new_folder, print_json
+from prunekit.commands.output import keeping_scan, print_json, step_lines
 from prunekit.options import AtLeast, Parsed, json_option
 from prunekit.terminal import console, load_keras_quietly
 
@@ -80,13 +80,8 @@ def sensitivity(model: str, data: str, label: str | None, as_json: bool, **optio
     folder = str(Path("runs", f"{Path(model).stem}-sensitivity")) if folder is None else folder
     levels, bits = ([level for given in options.pop(name) for level in given] for name in ("sparsity", "bits"))
     settings = {**options, "sparsity": levels or None, "bits": bits or None}
-    try:
-        with noting_new_folder(Path(folder)):
-            report = scan_named(model, data, label, progress=_say, output=folder, **settings)
-    except KeyboardInterrupt:
-        if Path(folder, TABLE).is_file():
-            click.echo(f"The finished weights are kept in {folder}: the same command continues.", err=True, nl=False)
-        raise
+    with keeping_scan(Path(folder, TABLE)):
+        report = scan_named(model, data, label, progress=step_lines(), output=folder, **settings)
     if as_json:
         print_json(report.to_dict())
         return 0
@@ -94,7 +89,3 @@ def sensitivity(model: str, data: str, label: str | None, as_json: bool, **optio
         print_section(section, console())
     click.echo(f"\nWritten to {folder}; the picture is {folder}/{PICTURE}.")
     return 0
-
-
-def _say(done: int, total: int, name: str) -> None:
-    click.echo(f"[{done}/{total}] {name}", err=True)

@@ -10,10 +10,10 @@ from typing import Any, get_args
 import click
 
 from prunekit.commands.files import check_model, data_options, memory_option
-from prunekit.commands.output import noting_new_folder, print_json, print_sections
+from prunekit.commands.output import keeping_scan, print_json, print_sections, step_lines
 from prunekit.options import AtLeast, Parsed, json_option
 from prunekit.sparsity.arguments import number_of_bytes, time_or_share
-from prunekit.sparsity.shorthands import SearchProfile, SearchTarget
+from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchTechnique
 from prunekit.terminal import load_keras_quietly
 
 
@@ -60,7 +60,7 @@ def _latency(text: str) -> float | str:
     type=Parsed(lambda text: text if text == "all" else tuple(text.split(","))),
     metavar="NAMES",
     default="all",
-    help="What may be chosen: all, or some of shrink,quantize,prune.",
+    help=f"What may be chosen: all, or some of {','.join(get_args(SearchTechnique))}.",
 )
 @click.option(
     "--examples", type=AtLeast(1), default=5000, help="How many examples of --data are read, drawn at random."
@@ -76,9 +76,9 @@ def _latency(text: str) -> float | str:
 def search(model: str, data: str, label: str | None, as_json: bool, **options: Any) -> int:
     """Find the smallest or fastest file that loses at most a drop.
 
-    MODEL is a .keras file; it is not changed. Bits, zeros and channels are chosen together, from measurements of each;
-    files are made and run until one holds the drop on examples that no choice has seen. An interrupted search continues
-    when the command is run again, and another question begins with its measurements."""
+    MODEL is a .keras file; it is not changed. Channels, ranks, bits and zeros are chosen together, from measurements of
+    each; files are made and run until one holds the drop on examples that no choice has seen. An interrupted search
+    continues when the command is run again, and another question begins with its measurements."""
     check_model(model)
     if all(options[name] is None for name in ("drop", "bytes", "latency")):
         raise click.UsageError(
@@ -88,16 +88,13 @@ def search(model: str, data: str, label: str | None, as_json: bool, **options: A
     folder = str(Path("runs", f"{Path(model).stem}-search")) if folder is None else folder
     load_keras_quietly()
     from prunekit.recipe.start.named_scan import search_named
+    from prunekit.searching.search_run import TABLES
 
-    with noting_new_folder(Path(folder)):
-        found = search_named(model, data, label, progress=_say, output=folder, **options)
+    with keeping_scan(Path(folder, TABLES[options["target"]])):
+        found = search_named(model, data, label, progress=step_lines(), output=folder, **options)
     if as_json:
         print_json(found.report.to_dict())
         return 0
     print_sections(found.report)
     click.echo(f"\n{found.report.verdict()} Written to {folder}")
     return 0
-
-
-def _say(done: int, total: int, text: str) -> None:
-    click.echo(f"[{done}/{total}] {text}", err=True)

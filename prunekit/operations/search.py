@@ -20,7 +20,7 @@ from prunekit.operations.search_training import MixtureTraining
 from prunekit.searching.costs import TECHNIQUES
 from prunekit.searching.judge import SearchData
 from prunekit.searching.search_report import SearchReport
-from prunekit.searching.search_run import TABLE, SearchRun
+from prunekit.searching.search_run import TABLES, SearchRun
 from prunekit.sparsity.arguments import (
     MEMORY,
     check_functions,
@@ -85,10 +85,11 @@ def search(  # noqa: PLR0913
 ) -> SearchResult:
     """Returns the smallest or fastest integer file of a model that loses at most a drop, or the best one within bounds.
 
-    Each layer's zeros and bits, and the channels that are kept, are chosen together. Every level is measured by itself
-    on examples, with the layers behind it repaired; an exact program chooses one for each; the file of the choice is
-    made, run, and measured on other examples, and the choice is made again, stricter or bolder, for up to nine bounds
-    of the error. The file that is returned held the drop on examples that no choice has seen. The model is not changed.
+    Each layer's rank, bits and zeros, and the channels that are kept, are chosen together. Every level is measured by
+    itself on examples, with the layers behind it repaired; an exact program chooses one for each; the file of the
+    choice is made, run, and measured on other examples, and the choice is made again, stricter or bolder, for up to
+    nine bounds of the error. The file that is returned held the drop on examples that no choice has seen. The model is
+    not changed.
 
     Args:
         model: A built Sequential or functional Keras model.
@@ -104,16 +105,16 @@ def search(  # noqa: PLR0913
             shares of those of the model without removals and zeros.
         target: "litert": bytes of the LiteRT file. "packed": bytes of its packed form (`pk.pack`), which is what apps
             download: there zeros count, too.
-        techniques: What may be chosen: "shrink" (channels), "quantize" (fewer than 8 bits), "prune" (zeros, in packed
-            files alone); "all", or some of them.
+        techniques: What may be chosen: "shrink" (channels), "factorize" (low rank), "quantize" (fewer than 8 bits),
+            "prune" (zeros, in packed files alone); "all", or some of them.
         training: Up to three choices with a larger error are trained, with their zeros and bits, and with the model as
             their teacher: {"epochs": 3}, with "data" (labelled examples; else those of `data` that neither choose nor
             judge), "learning_rate" (0.001, falls to 0 by half a cosine) and "batch_size" (32); the loss is the one that
             the model is compiled with. Or a function of a model and of callbacks, which compiles the model and calls
             its `fit` with them. None trains nothing.
         output: Folder for model.keras, model.tflite, model.pack, the report (search.json, search.png) and the table of
-            all levels (scan.json). A search that was interrupted there is continued, and another question on the same
-            model and data begins with the table.
+            all levels (scan-TARGET.json). A search that was interrupted there is continued, and another question on the
+            same model and data begins with the table.
         seed: Seed of the draw of the examples for each purpose.
         memory: Largest number of bytes of activations that are kept; less memory costs time, not accuracy.
         progress: Told of each scanned weight and each file: (done, total, text).
@@ -150,13 +151,13 @@ def search(  # noqa: PLR0913
     next(iter(checked))
     folder = None
     if output is not None:
-        folder = checked_folder(output, "search", (TABLE, REPORT, PICTURE, MODEL, FILE, PACKED))
+        folder = checked_folder(output, "search", (*TABLES.values(), REPORT, PICTURE, MODEL, FILE, PACKED))
         folder.mkdir(parents=True, exist_ok=True)
     examples = SearchData(data, whole("seed", seed, 0), everything=teacher is not None and teacher.needs_examples)
     train = None if teacher is None else teacher.of(examples)
     work = SearchRun(model, examples, target, allowed, number_of_bytes("memory", memory), progress)
     question = work.question(most_drop, most_bytes, most_time, profile)
-    work.scan(None if folder is None else folder / TABLE, question)
+    work.scan(None if folder is None else folder / TABLES[target], question)
     made, report = work.answer(question, train)
     result = SearchResult(made.model, report, made.file, made.packed)
     if folder is not None:

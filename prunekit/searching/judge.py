@@ -8,12 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from prunekit.anatomy.records.keras_metrics import KERAS_METRICS
 from prunekit.core.data.calibration import weighted_batches_of
 from prunekit.core.outputs.baseline import class_agreement, loss_names
 from prunekit.core.outputs.output_error import output_error
 from prunekit.core.outputs.output_metrics import OutputMetrics
 from prunekit.core.runtime.model_function import ModelFunction
-from prunekit.delivery.reports.metrics import Metric, inferred
+from prunekit.delivery.reports.metrics import Metric, inferred, keras_metric
 from prunekit.sparsity.array_ops import array_of
 
 # Most examples to which layers are fitted, on which errors are compared, by which files are chosen, and on which the
@@ -136,7 +137,7 @@ class Judge:
             same = class_agreement(self.outputs[0], self.outputs[0], self._loss)
             return Metric("output_error", "min") if same is None else Metric("agreement", "max", fraction=True)
         names = self._compiled() if self._model.compiled else {}
-        known = [inferred(name) for name in names if name != "loss"]
+        known = [self._inferred(name) for name in names if name != "loss"]
         chosen = next((one for one in known if one.direction is not None), None)
         if chosen is not None:
             return chosen
@@ -148,6 +149,14 @@ class Judge:
             "With labels, the drop is that of a metric. Received: a model that is not compiled, and labels that are no "
             "classes of its outputs. Compile it with a loss or a metric, or pass inputs alone."
         )
+
+    def _inferred(self, name: str) -> Metric:
+        """Returns a compiled metric; that of one of several outputs begins with the output's name."""
+        for output in getattr(self._model, "output_names", ()):
+            own = name.removeprefix(f"{output}_")
+            if own != name and own in KERAS_METRICS:
+                return keras_metric(own, name)
+        return inferred(name)
 
     def _compiled(self) -> dict[str, float]:
         part = slice(0, min(self._data.choosing, 64))

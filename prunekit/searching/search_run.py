@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import keras
 import numpy as np
@@ -31,11 +31,12 @@ from prunekit.searching.search_report import SearchedGroup, SearchedWeight, Sear
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import STORED_BITS, Table, levels_for, scan, settings_of
 from prunekit.sparsity.array_ops import array_of
-from prunekit.sparsity.shorthands import SearchProfile
+from prunekit.sparsity.shorthands import SearchProfile, SearchTarget
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES
 from prunekit.techniques.quantize.quantization_state import QuantizationState
 
-TABLE = "scan.json"
+# The table of all levels, by target.
+TABLES = {target: f"scan-{target}.json" for target in get_args(SearchTarget)}
 # Share of zeros from which a weight counts as pruned; fewer may be chance.
 _PRUNED = 0.01
 # Trains a model on integers, in place: (model, bits of its weights, those whose zeros stay) -> the quantized model.

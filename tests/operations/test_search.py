@@ -19,9 +19,9 @@ from prunekit.searching import search_run
 from prunekit.searching.building import build
 from prunekit.searching.candidates import Level
 from prunekit.searching.costs import Mixture
-from prunekit.searching.judge import Judge
+from prunekit.searching.judge import Judge, SearchData
 from prunekit.searching.latencies import LayerSeconds
-from prunekit.searching.search_run import TABLE
+from prunekit.searching.search_run import TABLES
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.sparsity.array_ops import array_of
 
@@ -103,17 +103,17 @@ def test_the_report_tells_what_the_model_and_the_file_have(found):
 
 def test_another_question_begins_with_the_table(found, digits):
     _, folder = found
-    table = (folder / TABLE).read_bytes()
+    table = (folder / TABLES["litert"]).read_bytes()
     told = []
     result = pk.search(*digits, bytes="6kB", output=folder, progress=lambda *one: told.append(one))
-    assert (folder / TABLE).read_bytes() == table and not any("measured" in text for *_, text in told)
+    assert (folder / TABLES["litert"]).read_bytes() == table and not any("measured" in text for *_, text in told)
     assert len(result.file) <= 6000 and result.report.asked_bytes == 6000
     assert result.report.bytes >= 0.9 * 6000 or result.report.drop <= 0.01
 
 
 def test_a_table_of_another_model_is_measured_again(found, digits, tmp_path):
     _, folder = found
-    (tmp_path / TABLE).write_bytes((folder / TABLE).read_bytes())
+    (tmp_path / TABLES["litert"]).write_bytes((folder / TABLES["litert"]).read_bytes())
     other = keras.models.clone_model(digits[0])
     other.compile(loss=digits[0].loss, metrics=["accuracy"])
     other.set_weights([0.9 * weight.numpy() for weight in digits[0].weights])
@@ -144,6 +144,21 @@ def test_packed_files_get_zeros_and_agreement_stands_in_for_labels(digits):
     assert report.metric.name == "agreement" and report.before == 1.0 and report.drop <= 0.05
     assert report.bytes == len(result.packed) < len(result.file)
     assert max(row.sparsity for row in report.weights) >= 0.5
+
+
+def test_a_metric_of_one_of_several_outputs_has_its_direction(digits):
+    _, (images, labels) = digits
+    inputs = keras.Input((8, 8, 1))
+    x = L.Dense(8, activation="relu")(L.Flatten()(inputs))
+    model = keras.Model(inputs, [L.Dense(10, name="digit")(x), L.Dense(1, name="size")(x)])
+    loss = [keras.losses.SparseCategoricalCrossentropy(from_logits=True), "mse"]
+    model.compile("adam", loss, metrics=[["accuracy"], ["mae"]])
+    sizes = images.mean((1, 2))
+    model.evaluate(images[:32], [labels[:32], sizes[:32]], verbose=0)
+    judge = Judge(model, SearchData((images, [labels, sizes]), 0))
+    assert (judge.metric.name, judge.metric.direction, judge.metric.fraction) == ("digit_accuracy", "max", True)
+    worse = [np.zeros_like(one) for one in judge.outputs]
+    assert judge.drops(worse)[0] == pytest.approx(judge.before[0] - judge.values(worse)[0])
 
 
 def test_a_regression_is_judged_by_its_metric():
@@ -199,7 +214,7 @@ def test_what_cannot_be_searched_is_refused_first(digits):
 
 
 def test_a_file_that_only_the_choice_likes_is_not_delivered(digits, found, tmp_path, monkeypatch):
-    (tmp_path / TABLE).write_bytes((found[1] / TABLE).read_bytes())
+    (tmp_path / TABLES["litert"]).write_bytes((found[1] / TABLES["litert"]).read_bytes())
     sizes = []
 
     def drops(self, outputs):
@@ -209,7 +224,7 @@ def test_a_file_that_only_the_choice_likes_is_not_delivered(digits, found, tmp_p
     monkeypatch.setattr(Judge, "drops", drops)
     with pytest.raises(ValueError, match="No file holds the drop without training. Received: drop=0.02; the nearest"):
         pk.search(*digits, drop=0.02, output=tmp_path)
-    assert sizes and not (tmp_path / FILE).exists() and (tmp_path / TABLE).exists()
+    assert sizes and not (tmp_path / FILE).exists() and (tmp_path / TABLES["litert"]).exists()
     # The first file that is made loses nothing, also on the last examples; the smaller ones do there.
     monkeypatch.setattr(Judge, "drops", lambda self, outputs: (0.0, float(bool(sizes.append(0) or len(sizes) > 1))))
     sizes.clear()
@@ -279,7 +294,7 @@ def test_zeros_of_a_model_that_was_pruned_before_stay(digits):
 
 
 def test_one_file_that_cannot_be_made_does_not_end_the_search(digits, found, tmp_path, monkeypatch):
-    (tmp_path / TABLE).write_bytes((found[1] / TABLE).read_bytes())
+    (tmp_path / TABLES["litert"]).write_bytes((found[1] / TABLES["litert"]).read_bytes())
     made = search_run.build
     calls = []
 
@@ -295,9 +310,9 @@ def test_one_file_that_cannot_be_made_does_not_end_the_search(digits, found, tmp
 
 
 def test_a_damaged_table_is_measured_again_with_a_note(digits, tmp_path):
-    (tmp_path / TABLE).write_text("{")
+    (tmp_path / TABLES["litert"]).write_text("{")
     report = pk.search(*digits, bytes="8kB", output=tmp_path).report
-    assert report.notes == ("scan.json could not be read, and was measured again.",)
+    assert report.notes == ("scan-litert.json could not be read, and was measured again.",)
 
 
 def test_layers_that_read_whole_numbers_or_end_in_floats_are_timed_where_they_can_be():
@@ -400,7 +415,7 @@ def test_latency_is_a_bound_and_a_goal(machine, tmp_path):
     assert fast.drop <= 0.4 and fast.seconds == 1e-9 * fast.bytes
     assert {row.bits for row in fast.weights} == {8}
     assert all(point.seconds > 0 and point.counted_seconds > 0 for point in fast.points)
-    rows = json.loads((tmp_path / TABLE).read_text())["latencies"]
+    rows = json.loads((tmp_path / TABLES["litert"]).read_text())["latencies"]
     assert {(row["weight"], row["bits"]) for row in rows} >= {("second/kernel", 8), ("second/kernel", 4)}
     told = []
     within = pk.search(model, images, latency="15us", output=tmp_path, progress=lambda *one: told.append(one[2])).report

@@ -21,7 +21,7 @@ from prunekit.recipe.steps.integer_files import metrics_before, metrics_sections
 from prunekit.recipe.steps.step_handler import PreparedStep, StepHandler, StepResult, require_backend
 from prunekit.searching.costs import TECHNIQUES
 from prunekit.searching.judge import LEAST, READ, SearchData
-from prunekit.searching.search_run import TABLE, SearchRun
+from prunekit.searching.search_run import TABLES, SearchRun
 from prunekit.sparsity.arguments import time_or_share
 from prunekit.techniques.shrink.channels.optimizer_state import compile_like
 
@@ -93,7 +93,7 @@ def _searched(settings: Search, workspace: Workspace) -> tuple[Any, Any]:
         time = None if settings.latency is None else time_or_share("latency", settings.latency)
         question = work.question(settings.drop, settings.bytes, time, settings.profile)
         workspace.exports.mkdir(parents=True, exist_ok=True)
-        work.scan(workspace.exports / TABLE, question)
+        work.scan(workspace.exports / TABLES[settings.target], question)
         train = None
         if settings.training is not None:
             train = MixtureTraining(workspace.model, _Fit(settings, workspace)).of(examples)
