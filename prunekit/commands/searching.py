@@ -13,7 +13,7 @@ from prunekit.commands.files import check_model, data_options, memory_option
 from prunekit.commands.output import keeping_scan, print_json, print_sections, step_lines
 from prunekit.options import AtLeast, Parsed, json_option
 from prunekit.sparsity.arguments import number_of_bytes, time_or_share
-from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchTechnique
+from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchTechnique, SearchWorkers
 from prunekit.terminal import load_keras_quietly
 
 
@@ -71,6 +71,11 @@ def _latency(text: str) -> float | str:
     help="Train bolder files so many epochs, on the other examples of --data.  [default: no training]",
 )
 @memory_option
+@click.option(
+    "--workers",
+    type=click.Choice(get_args(SearchWorkers)),
+    help="Who measures the levels: the nodes of a Ray cluster.  [default: this process]",
+)
 @click.option("-o", "--output", metavar="DIR", show_default="runs/MODEL-search", help="Folder of the search.")
 @json_option
 def search(model: str, data: str, label: str | None, as_json: bool, **options: Any) -> int:

@@ -13,6 +13,7 @@ from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.partial_files import checked_folder, replace_file, replace_model
+from prunekit.core.runtime.ray_tasks import load_ray
 from prunekit.delivery.litert.model_measures import check_measure
 from prunekit.delivery.plots.files_plot import files_figure
 from prunekit.delivery.plots.plots import to_png
@@ -21,6 +22,7 @@ from prunekit.searching.costs import TECHNIQUES
 from prunekit.searching.judge import SearchData
 from prunekit.searching.search_report import SearchReport
 from prunekit.searching.search_run import TABLES, SearchRun
+from prunekit.searching.shared_scan import PURPOSE
 from prunekit.sparsity.arguments import (
     MEMORY,
     check_functions,
@@ -30,7 +32,7 @@ from prunekit.sparsity.arguments import (
     time_or_share,
     whole,
 )
-from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchTechnique
+from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchTechnique, SearchWorkers
 from prunekit.suggestions import did_you_mean
 from prunekit.techniques.quantize.rounding.simulation import check_computes_in_floats
 
@@ -81,6 +83,7 @@ def search(  # noqa: PLR0913
     output: str | os.PathLike[str] | None = None,
     seed: int = 0,
     memory: float | str = MEMORY,
+    workers: SearchWorkers | None = None,
     progress: Progress | None = None,
 ) -> SearchResult:
     """Returns the smallest or fastest integer file of a model that loses at most a drop, or the best one within bounds.
@@ -117,9 +120,12 @@ def search(  # noqa: PLR0913
             same model and data begins with the table.
         seed: Seed of the draw of the examples for each purpose.
         memory: Largest number of bytes of activations that are kept; less memory costs time, not accuracy.
+        workers: "ray": the nodes of a Ray cluster (that of RAY_ADDRESS or of this machine, one processor for each part)
+            measure the levels, whose results are the same up to rounding; files are made here. None = this process.
         progress: Told of each scanned weight and each file: (done, total, text).
 
     Raises:
+        ImportError: `workers` needs Ray, which is not installed.
         ValueError: No bound is given; no file meets them: the message has what is reachable; there are fewer than 128
             examples; the model has a `call` of its own; this machine makes no LiteRT files.
         TypeError: `model` is not a Keras 3 model.
@@ -135,6 +141,9 @@ def search(  # noqa: PLR0913
             "no drop."
         )
     allowed = _techniques(techniques)
+    if workers is not None:
+        one_of("workers", workers, get_args(SearchWorkers))
+        load_ray(PURPOSE)
     if target == "litert" and set(allowed) == {"prune"}:
         raise ValueError(
             "Zeros take as many bytes as other weights in a LiteRT file. Received: techniques='prune' and "
@@ -155,7 +164,7 @@ def search(  # noqa: PLR0913
         folder.mkdir(parents=True, exist_ok=True)
     examples = SearchData(data, whole("seed", seed, 0), everything=teacher is not None and teacher.needs_examples)
     train = None if teacher is None else teacher.of(examples)
-    work = SearchRun(model, examples, target, allowed, number_of_bytes("memory", memory), progress)
+    work = SearchRun(model, examples, target, allowed, number_of_bytes("memory", memory), progress, workers=workers)
     question = work.question(most_drop, most_bytes, most_time, profile)
     work.scan(None if folder is None else folder / TABLES[target], question)
     made, report = work.answer(question, train)

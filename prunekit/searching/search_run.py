@@ -24,14 +24,14 @@ from prunekit.searching.candidates import Level
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
 from prunekit.searching.finding import MINIMISED, Finder, Made, Question
-from prunekit.searching.judge import Judge, SearchData, batched
+from prunekit.searching.judge import Judge, SearchData
 from prunekit.searching.latencies import FileClock, by_weight, layer_latencies
-from prunekit.searching.repaired_scan import RepairedScan
 from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport, TechniqueAlone
 from prunekit.searching.searched_model import SearchedModel
-from prunekit.searching.table import STORED_BITS, Table, levels_for, scan, settings_of
+from prunekit.searching.shared_scan import ScanInputs, scan_by_ray
+from prunekit.searching.table import STORED_BITS, Table, levels_for, missing, scan, settings_of
 from prunekit.sparsity.array_ops import array_of
-from prunekit.sparsity.shorthands import SearchProfile, SearchTarget
+from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchWorkers
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES
 from prunekit.techniques.quantize.quantization_state import QuantizationState
 
@@ -54,9 +54,10 @@ class SearchRun:
         memory: Largest number of bytes of activations that are kept.
         progress: Told of each scanned weight and each file: (done, total, text).
         metric: The metric in which the drop is measured; None takes the model's first one.
+        workers: "ray": nodes of a Ray cluster measure the levels; None = this process.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         model: Any,
         data: SearchData,
@@ -65,10 +66,12 @@ class SearchRun:
         memory: float,
         progress: Progress | None,
         metric: Metric | None = None,
+        workers: SearchWorkers | None = None,
     ):
         self._notes: list[str] = []
         self._model, self._data, self._memory, self._techniques = model, data, memory, techniques
         self._progress: Progress = progress or (lambda done, total, text: None)
+        self._workers = workers
         self._target, self._packed = target, target == "packed"
         self._subject = SearchedModel(model, data.fitted)
         self._judge = Judge(model, data, metric)
@@ -121,16 +124,15 @@ class SearchRun:
             if path is not None:
                 replace_file(path, (json.dumps(table.to_dict(), indent=1) + "\n").encode())
 
-        fitted, measured = batched(self._data.fitted, 64), batched(self._data.measured, 128)
-        products = list(self._subject.products.values())
-        self._table = scan(
-            self._subject,
-            lambda: RepairedScan(self._model, fitted, measured, products, self._memory),
-            levels,
-            known,
-            keep,
-            lambda done, total, name: self._progress(done, total, f"measured {name}"),
-        )
+        def told(done: int, total: int, name: str) -> None:
+            self._progress(done, total, f"measured {name}")
+
+        subject, data = self._subject, self._data
+        inputs = ScanInputs(self._model, data.fitted, data.measured, levels, self._memory)
+        if self._workers == "ray" and missing(subject, known):
+            known, notes = scan_by_ray(subject, inputs, known, keep, told)
+            self._notes += notes
+        self._table = scan(subject, lambda: inputs.measure(subject), levels, known, keep, told)
         seconds = None
         if question.is_timed:
             if self._table.machine != machine() or not self._table.latencies:

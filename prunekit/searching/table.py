@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -142,13 +142,21 @@ class Levels:
     factors: tuple[Level, ...] = ()
 
 
-def scan(
+def missing(subject: SearchedModel, known: Table) -> list[str]:
+    """Returns the weights and groups that a table has no rows of."""
+    weights, groups = {row.weight for row in known.weights}, {row.group for row in known.removals}
+    lacking = [name for name in subject.products if name not in weights]
+    return lacking + [name for name in subject.orders if name not in groups]
+
+
+def scan(  # noqa: PLR0913
     subject: SearchedModel,
     measure: Callable[[], RepairedScan],
     levels: Levels,
     known: Table,
     keep: Callable[[Table], None],
     progress: Progress | None = None,
+    only: Collection[str] | None = None,
 ) -> Table:
     """Measures all levels of all weights, and all removals, one at a time.
 
@@ -159,9 +167,10 @@ def scan(
         known: Rows that were measured before, with the settings of the table.
         keep: Told of the table after each weight and each group.
         progress: Told of each weight and each group: (done, total, name).
+        only: The weights and groups that are measured; None = all.
     """
-    work = _Scan(subject, levels, known, keep, progress)
-    if not work.complete:
+    work = _Scan(subject, levels, known, keep, progress, only)
+    if work.missing:
         work.run(measure())
     return work.table
 
@@ -174,22 +183,16 @@ class _Scan:
         known: Table,
         keep: Callable[[Table], None],
         progress: Progress | None,
+        only: Collection[str] | None,
     ):
         self._subject, self._levels, self._keep, self._progress = subject, levels, keep, progress
         self._known, self._weights, self._removals = known, list(known.weights), list(known.removals)
         self._total = len(subject.products) + len(subject.orders)
+        self.missing = {name for name in missing(subject, known) if only is None or name in only}
 
     @property
     def table(self) -> Table:
         return replace(self._known, weights=tuple(self._weights), removals=tuple(self._removals))
-
-    @property
-    def complete(self) -> bool:
-        return self._done == self._total
-
-    @property
-    def _done(self) -> int:
-        return len({row.weight for row in self._weights} | {row.group + "\n" for row in self._removals})
 
     def run(self, measure: RepairedScan) -> None:
         """Measures what is missing."""
@@ -201,23 +204,22 @@ class _Scan:
         for name in subject.orders:
             values, _ = removal_changes(subject.channels, subject.removed({name: 1}))
             removals.setdefault(measure.start_of(values), []).append(name)
-        found = {row.weight for row in self._weights}, {row.group for row in self._removals}
-        while measure.at < len(measure.steps):
+        while measure.at < len(measure.steps) and self.missing:
             for name in removals.get(measure.at, []):
-                if name not in found[1]:
+                if name in self.missing:
                     self._removals += self._of_group(measure, name)
                     self._tell(name)
             for name in products.get(id(measure.steps[measure.at].layer), []):
-                if name not in found[0]:
+                if name in self.missing:
                     self._weights += self._of_weight(measure, name)
-                    found[0].add(name)
                     self._tell(name)
             measure.advance()
 
     def _tell(self, name: str) -> None:
+        self.missing.remove(name)
         self._keep(self.table)
         if self._progress is not None:
-            self._progress(self._done, self._total, name)
+            self._progress(self._total - len(self.missing), self._total, name)
 
     def _of_weight(self, measure: RepairedScan, name: str) -> list[WeightRow]:
         subject, product = self._subject, self._subject.products[name]

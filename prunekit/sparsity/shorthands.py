@@ -35,9 +35,10 @@ CentroidGradients = Literal["average", "sum"]
 DistillationLoss = Literal["auto", "kl", "dist", "dkd", "mse"]
 # Forms of convolutions of low rank.
 LowRankForm = Literal["auto", "channels", "separable", "tucker"]
-# What a search counts, minimises within a drop, and may choose.
+# What a search counts, minimises within a drop, by what others measure, and what it may choose.
 SearchTarget = Literal["litert", "packed"]
 SearchProfile = Literal["small", "balanced", "fast"]
+SearchWorkers = Literal["ray"]
 SearchTechnique = Literal["shrink", "factorize", "quantize", "prune"]
 # Sizes of a model that are calculated, and those that are measured on LiteRT files.
 CALCULATED, MEASURED = ("channels", "parameters", "macs"), ("bytes", "latency")

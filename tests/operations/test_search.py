@@ -2,12 +2,15 @@
 
 import functools
 import json
+import sys
+import threading
 
 import keras
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 from keras import layers as L
+from stand_in_ray import StandInRay
 
 import prunekit as pk
 from prunekit.anatomy.layers.targets import find_targets
@@ -15,7 +18,7 @@ from prunekit.delivery.integers.integer_report import IntegerExportError
 from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.operations.search import FILE, MODEL, REPORT
 from prunekit.reports import SearchReport
-from prunekit.searching import search_run
+from prunekit.searching import search_run, shared_scan
 from prunekit.searching.building import build
 from prunekit.searching.candidates import Level
 from prunekit.searching.costs import Mixture
@@ -230,6 +233,51 @@ def test_a_file_that_only_the_choice_likes_is_not_delivered(digits, found, tmp_p
     sizes.clear()
     report = pk.search(*digits, drop=0.001, output=tmp_path).report
     assert len(report.points) > 1 and report.bytes == max(point.bytes for point in report.points)
+
+
+# ---- Ray -------------------------------------------------------------------------------------------------------------
+
+
+def test_nodes_of_a_cluster_measure_the_same_table(digits, found, tmp_path, monkeypatch):
+    ray = StandInRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    part, lock, calls = shared_scan.scan_part, threading.Lock(), []
+
+    def one_part(inputs, names):
+        calls.append(list(names))
+        if len(calls) == 1:
+            raise RuntimeError("the node is gone")
+        # The parts run in threads of one process here, and change weights of one model for a while.
+        with lock:
+            return part(inputs, names)
+
+    monkeypatch.setattr(shared_scan, "scan_part", one_part)
+    report = pk.search(*digits, drop=0.02, output=tmp_path, workers="ray").report
+    assert ray.asked["num_cpus"] == 1 and ray.calls == [("init", None), ("shutdown",)]
+    tables = [json.loads((folder / TABLES["litert"]).read_text()) for folder in (tmp_path, found[1])]
+    rows = [
+        {(row["weight"], row["bits"], row["form"], row["rank"]): row["error"] for row in one["weights"]}
+        for one in tables
+    ]
+    assert rows[0] == pytest.approx(rows[1], rel=1e-3, abs=1e-9)
+    assert sorted(name for part in calls for name in part) == sorted(
+        {row["weight"] for row in tables[0]["weights"]} | {row["group"] for row in tables[0]["removals"]}
+    )
+    assert report.bytes == found[0].report.bytes
+    assert report.notes == (f"A node could not measure {calls[0][0]}, which this machine measures: the node is gone",)
+
+
+def test_without_ray_the_extra_is_named(digits, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"a search by Ray needs Ray.*pip install 'prunekit\[ray\]'"):
+        pk.search(*digits, drop=0.02, workers="ray")
+
+
+@pytest.mark.thorough
+def test_the_real_ray_measures_the_same_table(digits, found, tmp_path):
+    pytest.importorskip("ray")
+    report = pk.search(*digits, drop=0.02, output=tmp_path, workers="ray").report
+    assert report.notes == () and report.bytes == found[0].report.bytes
 
 
 # ---- training --------------------------------------------------------------------------------------------------------

@@ -337,7 +337,7 @@ class TestCommandLine:
     @pytest.mark.parametrize(("words", "ray"), [(["--ray"], True), (["--ray=auto"], "auto"), ([], False)])
     def test_the_address_of_a_cluster_may_be_left_out(self, run, recipe, monkeypatch, words, ray):
         seen = []
-        monkeypatch.setattr(workers, "load_ray", lambda: None)
+        monkeypatch.setattr("prunekit.recipe.sweep.sweep.load_ray", lambda purpose: None)
         monkeypatch.setattr(workers, "endings", lambda tasks, jobs: seen.append(jobs) or (x for x in ()))
         run(recipe, "--over", "final=0.5", *words, "--jobs", "3", "--threads", "2")
         assert seen == [Jobs(at_once=3, threads=2, ray=ray)]

@@ -1,15 +1,13 @@
 """Who runs the points: processes of this machine, Ray (a stand-in, and the real one where it is installed)."""
 
-import concurrent.futures
 import importlib.util
 import json
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 import sweep_stand_in
+from stand_in_ray import StandInRay
 from sweep_stand_in import outcomes, prunekit
 
 from prunekit.recipe.sweep import sweep_process, workers
@@ -52,44 +50,6 @@ def test_at_most_so_many_run_at_once(monkeypatch):
     found = list(workers.endings(tasks, Jobs(at_once=3)))
     assert sorted(index for index, _ in found) == list(range(7))
     assert max(most) == 3 and [index for index, _ in found][:2] == [1, 0]
-
-
-class StandInRay:
-    """As much of Ray as a sweep asks for: tasks run in threads of this process."""
-
-    def __init__(self):
-        self.calls, self.asked, self.running, self.tasks = [], None, False, None
-
-    def is_initialized(self):
-        return self.running
-
-    def init(self, address=None, log_to_driver=True):
-        self.calls.append(("init", address))
-        self.running, self.tasks = True, ThreadPoolExecutor(4)
-
-    def remote(self, function):
-        def start(*arguments):
-            return self.tasks.submit(function, *arguments)
-
-        def options(**asked):
-            self.asked = asked
-            return SimpleNamespace(remote=start)
-
-        return SimpleNamespace(options=options)
-
-    def wait(self, references, num_returns, timeout):
-        done = concurrent.futures.wait(references, timeout, concurrent.futures.FIRST_COMPLETED).done
-        return list(done)[:num_returns], [one for one in references if one not in done]
-
-    def get(self, reference):
-        return reference.result()
-
-    def cancel(self, reference, force):
-        self.calls.append(("cancel", force))
-
-    def shutdown(self):
-        self.calls.append(("shutdown",))
-        self.running = False
 
 
 class TestRay:

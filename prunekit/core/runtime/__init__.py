@@ -9,6 +9,7 @@
 - `substituted_values`: other values for weights in every call of a model
 - `kept_grids`: remembers which weights lie on integer grids
 - `optimizers`: the optimizers of a model, nested ones included
+- `ray_tasks`: calls of a function on a Ray cluster
 - `environment`: devices, precision, versions
 - `jax_state`: steps that are pure functions of their state
 - `losses`: losses per batch and per example

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prunekit.core.runtime.partial_files import checked_folder, replace_file
+from prunekit.core.runtime.ray_tasks import load_ray
 from prunekit.delivery.plots.plots import to_png
 from prunekit.delivery.plots.sweep_plot import sweep_figure
 from prunekit.delivery.reports.run_report import RunReport
@@ -94,7 +95,7 @@ def run_points(  # noqa: PLR0913
             f"Received: {type(model).__name__}."
         )
     if jobs.by_ray:
-        workers.load_ray()
+        load_ray(workers.PURPOSE)
     points = [_settled(point, model, trust) for point in points]
     size = _size(size, points)
     folder = _checked_folder(output)

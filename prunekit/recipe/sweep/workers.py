@@ -5,13 +5,15 @@ import os
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from prunekit.core.runtime.ray_tasks import by_ray
 from prunekit.recipe.sweep.sweep_process import DEFECT, Ending, PointProcess, Task, run_task
 from prunekit.recipe.text.yaml_reader import one_line
 from prunekit.sparsity.arguments import whole
 
 _PAUSE = 0.05
+# What needs Ray, in messages.
+PURPOSE = "a sweep"
 
 
 @dataclass(frozen=True)
@@ -90,52 +92,20 @@ def _by_processes(tasks: Sequence[Task], at_once: int) -> Generator[tuple[int, E
             process.stop()
 
 
-def load_ray() -> Any:
-    """Returns the module `ray`.
-
-    Raises:
-        ImportError: Ray is not installed; the message names the extra to install.
-    """
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError(
-            f"a sweep by Ray needs Ray, which cannot be imported here ({one_line(str(error))}): "
-            "pip install 'prunekit[ray]'."
-        ) from error
-    return ray
-
-
 def _by_ray(tasks: Sequence[Task], jobs: Jobs) -> Generator[tuple[int, Ending], None, None]:
-    ray = load_ray()
-    started = not ray.is_initialized()
-    if started:
-        ray.init(address=jobs.ray if isinstance(jobs.ray, str) else None, log_to_driver=False)
-    # No retries by Ray: a point that crashed its node would crash the next node too.
-    remote = ray.remote(run_task).options(num_cpus=jobs.process_threads(), num_gpus=jobs.gpus, max_retries=0)
-    running: dict[Any, int] = {}
-    following = iter(enumerate(tasks))
-    try:
-        while True:
-            while len(running) < (jobs.at_once or len(tasks)) and (entry := next(following, None)) is not None:
-                running[remote.remote(entry[1])] = entry[0]
-            if not running:
-                return
-            # The time limit lets Python handle an interrupt while Ray waits.
-            ready, _ = ray.wait(list(running), num_returns=1, timeout=1.0)
-            for reference in ready:
-                yield running.pop(reference), _fetched(ray, reference)
-    finally:
-        for reference in running:
-            with contextlib.suppress(Exception):
-                ray.cancel(reference, force=True)
-        if started:
-            ray.shutdown()
+    calls = by_ray(
+        run_task,
+        tasks,
+        purpose=PURPOSE,
+        address=jobs.ray if isinstance(jobs.ray, str) else None,
+        at_once=jobs.at_once,
+        cpus=jobs.process_threads(),
+        gpus=jobs.gpus,
+    )
+    with contextlib.closing(calls):
+        for index, found in calls:
+            yield index, found if isinstance(found, Ending) else _failed(found)
 
 
-def _fetched(ray: Any, reference: Any) -> Ending:
-    try:
-        return ray.get(reference)
-    except Exception as error:  # noqa: BLE001
-        # Catch every exception: Ray has a separate class for each failure, such as a lost node or a lack of memory.
-        return Ending(DEFECT, f"Ray: {type(error).__name__}: {one_line(str(error))}"[:300])
+def _failed(error: Exception) -> Ending:
+    return Ending(DEFECT, f"Ray: {type(error).__name__}: {one_line(str(error))}"[:300])

@@ -1,0 +1,84 @@
+"""Divides a scan among the nodes of a Ray cluster; each of them walks through the model for some weights and groups."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prunekit.core.layerwise.layerwise import Progress
+from prunekit.core.runtime.ray_tasks import by_ray
+from prunekit.searching.judge import batched
+from prunekit.searching.repaired_scan import RepairedScan
+from prunekit.searching.searched_model import SearchedModel
+from prunekit.searching.table import Levels, Table, missing, scan
+
+# Examples of a batch.
+_FITTED, _MEASURED = 64, 128
+# Most parts; each computes the calls before its first weight again.
+_PARTS = 16
+# One processor for each part.
+_ONE_THREAD = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1")
+PURPOSE = "a search"
+
+
+@dataclass(frozen=True, eq=False)
+class ScanInputs:
+    """What a scan reads.
+
+    Attributes:
+        model: The model.
+        fitted: Inputs to which layers are fitted.
+        measured: Inputs on which outputs are compared.
+        levels: The levels.
+        memory: Largest number of bytes of activations that are kept.
+    """
+
+    model: Any
+    fitted: Any
+    measured: Any
+    levels: Levels
+    memory: float
+
+    def measure(self, subject: SearchedModel) -> RepairedScan:
+        """Returns the walk through the model."""
+        batches = batched(self.fitted, _FITTED), batched(self.measured, _MEASURED)
+        return RepairedScan(self.model, *batches, list(subject.products.values()), self.memory)
+
+
+def scan_part(inputs: ScanInputs, names: Sequence[str]) -> Table:
+    """Returns the rows of some weights and groups."""
+    subject = SearchedModel(inputs.model, inputs.fitted)
+    return scan(subject, lambda: inputs.measure(subject), inputs.levels, Table(), lambda _: None, only=names)
+
+
+def scan_by_ray(
+    subject: SearchedModel,
+    inputs: ScanInputs,
+    known: Table,
+    keep: Callable[[Table], None],
+    progress: Progress,
+) -> tuple[Table, list[str]]:
+    """Returns a table with the rows that nodes measured, and a note for each part that failed; arguments as for `scan`.
+
+    Raises:
+        ImportError: Ray is not installed.
+    """
+    names = missing(subject, known)
+    count = min(_PARTS, len(names))
+    parts = [names[len(names) * i // count : len(names) * (i + 1) // count] for i in range(count)]
+    total, notes, table = len(missing(subject, Table())), [], known
+    calls = by_ray(scan_part, parts, purpose=PURPOSE, shared=inputs, cpus=1, variables=_ONE_THREAD)
+    with contextlib.closing(calls):
+        for index, found in calls:
+            if isinstance(found, Exception):
+                listed = ", ".join(parts[index])
+                notes.append(f"A node could not measure {listed}, which this machine measures: {found}")
+                continue
+            table = replace(
+                table, weights=(*table.weights, *found.weights), removals=(*table.removals, *found.removals)
+            )
+            keep(table)
+            progress(total - len(missing(subject, table)), total, ", ".join(parts[index]))
+    return table, notes
