@@ -208,13 +208,13 @@ def page(results: Results) -> str:
     )
 
 
-def measured(name: str) -> dict[str, Any]:
-    """Returns the figures of a network; writes those of its training beside them."""
-    network = Clusters(name)
-    trained = {str(clusters): network.trained(clusters) for clusters in TRAINED_CLUSTERS}
-    Results(PAGE.with_suffix(".json")).get(f"{name}{TRAINED}", lambda: trained)
+def measured(run: str) -> dict[str, Any]:
+    """Returns the figures of a network, or of its training."""
+    network = Clusters(run.removesuffix(TRAINED))
+    if run.endswith(TRAINED):
+        return {str(clusters): network.trained(clusters) for clusters in TRAINED_CLUSTERS}
     return network.run()
 
 
 if __name__ == "__main__":
-    measure_networks(__doc__, NETWORKS, PAGE, measured, page)
+    measure_networks(__doc__, [*NETWORKS, *(f"{name}{TRAINED}" for name in NETWORKS)], PAGE, measured, page)
