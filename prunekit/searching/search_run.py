@@ -27,7 +27,7 @@ from prunekit.searching.finding import MINIMISED, Finder, Made, Question
 from prunekit.searching.judge import Judge, SearchData
 from prunekit.searching.latencies import FileClock, by_weight, layer_latencies
 from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport, TechniqueAlone
-from prunekit.searching.searched_model import SearchedModel
+from prunekit.searching.searched_model import PRUNED, SearchedModel, zeros_of
 from prunekit.searching.shared_scan import ScanInputs, scan_by_ray
 from prunekit.searching.table import STORED_BITS, Table, levels_for, missing, scan, settings_of
 from prunekit.sparsity.array_ops import array_of
@@ -37,8 +37,6 @@ from prunekit.techniques.quantize.quantization_state import QuantizationState
 
 # The table of all levels, by target.
 TABLES = {target: f"scan-{target}.json" for target in get_args(SearchTarget)}
-# Share of zeros from which a weight counts as pruned; fewer may be chance.
-_PRUNED = 0.01
 # Trains a model on integers, in place: (model, bits of its weights, those whose zeros stay) -> the quantized model.
 Train = Callable[[Any, Mapping[str, int], Sequence[str]], QuantizationState]
 
@@ -202,7 +200,7 @@ class SearchRun:
             # The factors of a weight have none of its zeros.
             before = self._subject.products
             weights = [before[one.name].target for one in weights if levels[one.name].structure is None]
-        return [one.name for one in weights if (array_of(one.variable) == 0).mean() >= _PRUNED]
+        return [one.name for one in weights if zeros_of(one) >= PRUNED]
 
     def _judged(self, mixture: Mixture, built: Built, *, is_trained: bool = False) -> Made:
         seconds = None if self._clock is None else self._clock.seconds(built.file)

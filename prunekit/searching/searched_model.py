@@ -16,6 +16,7 @@ from prunekit.anatomy.records.reports import Skipped
 from prunekit.core.outputs.graph_steps import steps_of
 from prunekit.core.statistics.channel_importance import GroupImportance, entry_scores, reasons_to_stay
 from prunekit.core.statistics.layer_products import LayerProduct, product_of, unfitted
+from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.scores import get_criterion
 from prunekit.techniques.factorize.forms import Layout
 from prunekit.techniques.factorize.layer_parts import layout_of, refusal
@@ -25,8 +26,15 @@ from prunekit.techniques.quantize.placement.text_inputs import reads_texts
 from prunekit.techniques.quantize.preparation import Preparation
 from prunekit.techniques.quantize.rounding.weight_rounding import grid_of_weight
 
+# Share of zeros from which a weight counts as pruned; fewer may be chance.
+PRUNED = 0.01
 # Importance of channels within a group.
 CRITERION = "l2"
+
+
+def zeros_of(target: Target) -> float:
+    """Returns the share of zeros of a weight."""
+    return float((array_of(target.variable) == 0).mean())
 
 
 class SearchedModel:
@@ -74,7 +82,10 @@ class SearchedModel:
         self.products: dict[str, LayerProduct] = {
             target.name: product_of(target) for target in targets if target.name not in lacking
         }
-        possible = [one for one in targets if one.name in self.products and one.role != "embedding"]
+        # The arrays in the place of a pruned weight would have none of its zeros.
+        possible = [
+            one for one in targets if one.name in self.products and one.role != "embedding" and zeros_of(one) < PRUNED
+        ]
         self.layouts: dict[str, Layout] = {one.name: layout_of(one) for one in possible if refusal(one) is None}
         known = self.preparation.selection.skipped
         self.skipped = (*known, *(Skipped(name, f"8 bits, since {reason}") for name, reason in lacking.items()))

@@ -538,6 +538,17 @@ def test_a_weight_of_low_rank_becomes_two_layers(low_rank, tmp_path):
     assert {one.bits for one in alone.report.weights} == {8} and len(alone.file) > len(found.file)
 
 
+def test_a_pruned_weight_of_low_rank_keeps_its_zeros(low_rank, tmp_path):
+    model, data = low_rank
+    pruned = keras.models.clone_model(model)
+    pruned.set_weights(model.get_weights())
+    pruned.compile(loss=model.loss, metrics=["accuracy"])
+    pk.prune(pruned, 0.3, data[0][:200], include="wide")
+    rows = pk.search(pruned, data, drop=0.02, output=tmp_path).report.weights
+    assert {one.name: one.rank for one in rows}["wide/kernel"] is None
+    assert {one.name: one.sparsity for one in rows}["wide/kernel"] > 0.2
+
+
 def test_mixtures_of_low_rank_are_trained_with_their_bits(low_rank):
     model, (images, labels) = low_rank
     seen = []
