@@ -44,6 +44,12 @@ def _latency(text: str) -> float | str:
     help="Most time of a call on this machine: 2ms, or a share of that of the file in float32: 0.5.",
 )
 @click.option(
+    "--arena",
+    type=Parsed(partial(number_of_bytes, "--arena")),
+    metavar="BYTES",
+    help="Most memory for activations, such as 64kB, as LiteRT for Microcontrollers plans it.",
+)
+@click.option(
     "--profile",
     type=click.Choice(get_args(SearchProfile)),
     default="small",
@@ -53,7 +59,7 @@ def _latency(text: str) -> float | str:
     "--target",
     type=click.Choice(get_args(SearchTarget)),
     default="litert",
-    help="What is counted: the LiteRT file, or its packed form, in which zeros count.",
+    help="What is counted: the LiteRT file, its packed form, in which zeros count, or one of integers throughout.",
 )
 @click.option(
     "--techniques",
@@ -85,9 +91,10 @@ def search(model: str, data: str, label: str | None, as_json: bool, **options: A
     each; files are made and run until one holds the drop on examples that no choice has seen. An interrupted search
     continues when the command is run again, and another question begins with its measurements."""
     check_model(model)
-    if all(options[name] is None for name in ("drop", "bytes", "latency")):
+    if all(options[name] is None for name in ("drop", "bytes", "latency", "arena")):
         raise click.UsageError(
-            "Missing option '--drop', '--bytes' or '--latency': how much may be lost, or how small or fast it must be."
+            "Missing option '--drop', '--bytes', '--latency' or '--arena': how much may be lost, or how small or fast "
+            "the file must be."
         )
     folder = options.pop("output")
     folder = str(Path("runs", f"{Path(model).stem}-search")) if folder is None else folder

@@ -76,6 +76,7 @@ def search(  # noqa: PLR0913
     drop: float | None = None,
     bytes: float | str | None = None,
     latency: float | str | None = None,
+    arena: float | str | None = None,
     profile: SearchProfile = "small",
     target: SearchTarget = "litert",
     techniques: Literal["all"] | Sequence[SearchTechnique] | SearchTechnique = "all",
@@ -104,10 +105,13 @@ def search(  # noqa: PLR0913
         bytes: Most bytes of the file, such as "200kB".
         latency: Most time of a call on this machine, one thread: "2ms", or a share of that of the model's float32
             LiteRT file: 0.5.
+        arena: Most memory for the activations of one example, such as "64kB", as LiteRT for Microcontrollers plans it;
+            its kernels' own buffers come on top.
         profile: What is minimised within the drop: "small": bytes; "fast": latency; "balanced": the sum of both, as
             shares of those of the model without removals and zeros.
         target: "litert": bytes of the LiteRT file. "packed": bytes of its packed form (`pk.pack`), which is what apps
-            download: there zeros count, too.
+            download: there zeros count, too. "microcontroller": bytes of a LiteRT file in which everything is integers,
+            inputs and outputs too.
         techniques: What may be chosen: "shrink" (channels), "factorize" (low rank), "quantize" (fewer than 8 bits),
             "prune" (zeros, in packed files alone); "all", or some of them.
         training: Up to three choices with a larger error are trained, with their zeros and bits, and with the model as
@@ -131,8 +135,10 @@ def search(  # noqa: PLR0913
         TypeError: `model` is not a Keras 3 model.
     """
     check_functions(progress=progress)
-    if drop is None and bytes is None and latency is None:
-        raise ValueError("A search needs a question: drop=0.005, bytes='200kB', latency='2ms'. Received: none of them.")
+    if drop is None and bytes is None and latency is None and arena is None:
+        raise ValueError(
+            "A search needs a question: drop=0.005, bytes='200kB', latency='2ms', arena='64kB'. Received: none of them."
+        )
     one_of("target", target, get_args(SearchTarget))
     one_of("profile", profile, get_args(SearchProfile))
     if drop is None and profile != "small":
@@ -144,13 +150,14 @@ def search(  # noqa: PLR0913
     if workers is not None:
         one_of("workers", workers, get_args(SearchWorkers))
         load_ray(PURPOSE)
-    if target == "litert" and set(allowed) == {"prune"}:
+    if target != "packed" and set(allowed) == {"prune"}:
         raise ValueError(
             "Zeros take as many bytes as other weights in a LiteRT file. Received: techniques='prune' and "
-            "target='litert'. Pass target='packed', or other techniques."
+            f"{target=}. Pass target='packed', or other techniques."
         )
     most_drop = None if drop is None else non_negative("drop", drop)
     most_bytes = None if bytes is None else int(number_of_bytes("bytes", bytes))
+    most_arena = None if arena is None else int(number_of_bytes("arena", arena))
     most_time = None if latency is None else time_or_share("latency", latency)
     check_measure("bytes")
     check_built(model)
@@ -163,9 +170,9 @@ def search(  # noqa: PLR0913
         folder = checked_folder(output, "search", (*TABLES.values(), REPORT, PICTURE, MODEL, FILE, PACKED))
         folder.mkdir(parents=True, exist_ok=True)
     examples = SearchData(data, whole("seed", seed, 0), everything=teacher is not None and teacher.needs_examples)
-    train = None if teacher is None else teacher.of(examples)
+    train = None if teacher is None else teacher.of(examples, full_integer=target == "microcontroller")
     work = SearchRun(model, examples, target, allowed, number_of_bytes("memory", memory), progress, workers=workers)
-    question = work.question(most_drop, most_bytes, most_time, profile)
+    question = work.question(most_drop, most_bytes, most_time, profile, most_arena)
     work.scan(None if folder is None else folder / TABLES[target], question)
     made, report = work.answer(question, train)
     result = SearchResult(made.model, report, made.file, made.packed)

@@ -65,8 +65,12 @@ class MixtureTraining:
         """True if examples of the search are trained on."""
         return self._function is None and self._data is None
 
-    def of(self, examples: SearchData) -> Train:
+    def of(self, examples: SearchData, *, full_integer: bool = False) -> Train:
         """Returns the training as a function of a model, the bits of its weights, and those whose zeros stay.
+
+        Args:
+            examples: The examples of the search.
+            full_integer: True: nothing computes in floating point.
 
         Raises:
             ValueError: There are too few examples to train on.
@@ -82,7 +86,7 @@ class MixtureTraining:
                 )
 
         def train(model: Any, bits: Mapping[str, int], zeros: Sequence[str]) -> QuantizationState:
-            callback = QuantizationCallback(examples.fitted, bits=dict(bits))
+            callback = QuantizationCallback(examples.fitted, bits=dict(bits), full_integer=full_integer)
             callbacks = [*([KeepZeros(include=list(zeros))] if zeros else []), callback]
             callbacks.append(DistillationCallback(self._model))
             if self._function is not None:

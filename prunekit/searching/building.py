@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,34 @@ from prunekit.searching.searched_model import CRITERION, SearchedModel
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.factorize.factorizing import with_structures
 from prunekit.techniques.quantize.after_training import quantize_model
-from prunekit.techniques.quantize.options import QuantizationOptions
 from prunekit.techniques.quantize.quantization_state import QuantizationState
 from prunekit.techniques.shrink.channels.options import KeptChannels, ShrinkOptions
 from prunekit.techniques.shrink.channels.shrinking import remove_channels
 
 _BATCH = 32
+
+
+@dataclass(frozen=True)
+class FileForm:
+    """What is written for a target.
+
+    Attributes:
+        packed: True packs the file as well.
+        integer_io: What of "inputs" and "outputs" is integers instead of float32.
+        full_integer: True: nothing computes in floating point.
+    """
+
+    packed: bool = False
+    integer_io: tuple[str, ...] = ()
+    full_integer: bool = False
+
+
+# What is written, by target.
+FORMS = {
+    "litert": FileForm(),
+    "packed": FileForm(packed=True),
+    "microcontroller": FileForm(integer_io=("inputs", "outputs"), full_integer=True),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +87,9 @@ class Built:
         return len(self.packed or self.file)
 
 
-def build(subject: SearchedModel, mixture: Mixture, inputs: Any, samples: Any, *, packed: bool, memory: float) -> Built:
+def build(
+    subject: SearchedModel, mixture: Mixture, inputs: Any, samples: Any, form: FileForm, *, memory: float
+) -> Built:
     """Returns a mixture as a file that was run and compared with its simulation.
 
     Args:
@@ -73,7 +97,7 @@ def build(subject: SearchedModel, mixture: Mixture, inputs: Any, samples: Any, *
         mixture: What is done with it.
         inputs: Calibration inputs.
         samples: Inputs for which the file is run.
-        packed: True packs the file as well.
+        form: What is written.
         memory: Largest number of bytes of activations that are kept between layers.
 
     Raises:
@@ -89,11 +113,10 @@ def build(subject: SearchedModel, mixture: Mixture, inputs: Any, samples: Any, *
     levels = levels_of(mixture, arrays)
     _prune(subject, model, levels, inputs, memory)
     bits: dict[str, Any] = {name: level.bits for name, level in levels.items()}
-    activation_bits = subject.preparation.options.activation_bits
-    rounding = QuantizationOptions(bits=bits, activation_bits=activation_bits, method="gptq")
+    rounding = replace(subject.preparation.options, bits=bits, method="gptq")
     rates = {name: level.rate for name, level in levels.items()}
     state = quantize_model(model, rounding, inputs, memory=memory, rates=rates)
-    return written(state, arrays, samples, packed=packed)
+    return written(state, arrays, samples, form)
 
 
 def levels_of(mixture: Mixture, arrays: Mapping[str, Sequence[str]]) -> dict[str, Level]:
@@ -101,7 +124,7 @@ def levels_of(mixture: Mixture, arrays: Mapping[str, Sequence[str]]) -> dict[str
     return {array: mixture.levels[name] for name, found in arrays.items() for array in found}
 
 
-def written(state: QuantizationState, arrays: Mapping[str, tuple[str, ...]], samples: Any, *, packed: bool) -> Built:
+def written(state: QuantizationState, arrays: Mapping[str, tuple[str, ...]], samples: Any, form: FileForm) -> Built:
     """Returns a quantized model as a file that was run and compared with its simulation; arguments as for `build`."""
     # The file is compared on a few samples; a simulation of all would take longer than everything else.
     few = keras.tree.map_structure(lambda leaf: keras.ops.convert_to_tensor(leaf[:EXAMPLES]), samples)
@@ -110,9 +133,9 @@ def written(state: QuantizationState, arrays: Mapping[str, tuple[str, ...]], sam
     known = KnownOutputs(simulation=[array_of(one).astype("float32") for one in simulated])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.tflite")
-        _, outputs = export_integers(state, samples, path, known)
+        _, outputs = export_integers(state, samples, path, known, integer_io=form.integer_io)
         file = path.read_bytes()
-    return Built(state, arrays, file, encode(litert_pieces(file), file, LITERT).data if packed else b"", outputs)
+    return Built(state, arrays, file, encode(litert_pieces(file), file, LITERT).data if form.packed else b"", outputs)
 
 
 def _with_low_rank(model: Any, mixture: Mixture, inputs: Any, memory: float) -> tuple[Any, dict[str, tuple[str, ...]]]:
@@ -136,7 +159,7 @@ def _prune(subject: SearchedModel, model: Any, levels: Mapping[str, Level], inpu
     """Sets the least important weights to zero and fits the others."""
     if not any(level.sparsity for level in levels.values()):
         return
-    whole = SearchedModel(model, inputs, subject.preparation.options.activation_bits)
+    whole = SearchedModel(model, inputs, subject.preparation.options)
     targets = [target for target in whole.targets if target.name in levels]
     sparse = [Level(levels[target.name].sparsity) for target in targets]
     work = LayerwiseRepair(model, targets, LevelSolver(targets, sparse, whole.grid_of), memory=memory)

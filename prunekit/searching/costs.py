@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from prunekit.anatomy.channels.channel_links import WeightAxes
 from prunekit.searching.candidates import Level
-from prunekit.searching.choice import Choice, Term, choose, totals
+from prunekit.searching.choice import Choice, Term, Unreachable, choose, totals
 from prunekit.searching.latencies import LayerSeconds, layer_axes, seconds_of, stored_width
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import Table, WeightRow
@@ -21,6 +22,10 @@ from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES, sto
 
 # Removal of channels, low rank, fewer than 8 bits, zeros.
 TECHNIQUES = get_args(SearchTechnique)
+# The bytes that one layer reads and writes; "arena" alone: their sum over the layers, and of a mixture the largest.
+ARENA = "arena"
+# What is counted of a mixture.
+COSTS = ("bytes", "latency", ARENA)
 # Bytes of an output channel besides its entries: a scale and a bias of 32 bits.
 _CHANNEL = 8
 
@@ -33,7 +38,8 @@ class Mixture:
         levels: Name of a weight -> its level.
         kept: Name of a group -> number of units that are left.
         error: The sum of the errors of the table.
-        costs: "bytes" and, where they were measured, "latency" -> the sum over the layers.
+        costs: "bytes" and, where they were measured, "latency" -> the sum over the layers; "arena" -> the largest of
+            the layers.
         gap: See `Choice`.
     """
 
@@ -105,9 +111,11 @@ class Costs:
         self.terms = [*self._errors(), *itertools.chain.from_iterable(map(self._bytes, self._rows)), *self._others()]
         for name in self._rows:
             self.terms += self._latencies(name, (latencies or {}).get(name, []))
+            self.terms += self._arena(name)
         # The last level of a weight is the whole one of the most bits, the first row of a group has all channels.
         last = [len(rows) - 1 for rows in self._rows.values()] + [0] * len(self._groups)
-        self.whole = {name: value for name, value in totals(self.terms, last).items() if name != "error"}
+        self.whole = {name: value for name, value in totals(self.terms, last).items() if name in ("bytes", "latency")}
+        self._last = last
         if latencies is not None:
             self.terms = [self._balanced(term) for term in self.terms]
 
@@ -182,9 +190,26 @@ class Costs:
                 found += self._products([parts[axis] for axis in read], (self._number[name],), values, "latency")
         return found
 
+    def _arena(self, name: str) -> list[Term]:
+        """Returns the bytes that a weight's layer reads and writes."""
+        target = self._subject.products[name].target
+        shapes = self._subject.shapes.get(target.layer.name)
+        if shapes is None:
+            return []
+        axes = self._subject.channels.links.weights.get(id(target.variable))
+        found = []
+        for shape, numbers in ((shapes.inputs, target.in_axes), (shapes.outputs, target.out_axes)):
+            parts = [self._parts(axes, axis, target.shape[axis]) for axis in numbers]
+            # The same at all levels.
+            of_entry = math.prod(shape) / math.prod(target.shape[axis] for axis in numbers)
+            levels = np.full(len(self._rows[name]), of_entry)
+            found += self._products(parts, (self._number[name],), levels, f"{ARENA} {name}")
+        return [replace(term, costs={**term.costs, ARENA: next(iter(term.costs.values()))}) for term in found]
+
     def _balanced(self, term: Term) -> Term:
         """Returns a term with what is minimised where bytes and latency count alike."""
-        shares = [value / (self.whole.get(name) or 1.0) for name, value in term.costs.items() if name != "error"]
+        counted = ("bytes", "latency")
+        shares = [value / (self.whole.get(name) or 1.0) for name, value in term.costs.items() if name in counted]
         return term if not shares else replace(term, costs={**term.costs, "balanced": np.sum(shares, axis=0)})
 
     def _others(self) -> list[Term]:
@@ -241,13 +266,28 @@ class Costs:
         """Returns the mixture of least error or cost within bounds.
 
         Args:
-            name: "error", "bytes", "latency", or "balanced": the sum of the last two, as shares of the whole model's.
+            name: "error", "bytes", "latency", "arena", or "balanced": the sum of bytes and latency, as shares of the
+                whole model's.
             bounds: Name of another one -> the most.
 
         Raises:
             Unreachable: There is none.
         """
-        return self._mixture(choose(self.sizes, self.terms, name, bounds))
+        most = dict(bounds)
+        if ARENA in most:
+            # Every layer has the bound; those that meet it as they are, are left out.
+            arena, whole = most.pop(ARENA), totals(self.terms, self._last)
+            most |= {layer: arena for layer, value in whole.items() if layer.startswith(f"{ARENA} ") and value > arena}
+        try:
+            return self._mixture(choose(self.sizes, self.terms, name, most))
+        except Unreachable as unreachable:
+            least = _largest_arena(unreachable.least)
+            if ARENA in bounds and least.get(ARENA) is None:
+                # No layer's bound can be met with those of the others.
+                with contextlib.suppress(Unreachable):
+                    others = {other: value for other, value in bounds.items() if other != ARENA}
+                    least[ARENA] = self.least(ARENA, others).costs[ARENA]
+            raise Unreachable(least) from unreachable
 
     @property
     def errors(self) -> tuple[float, float]:
@@ -261,8 +301,16 @@ class Costs:
         at = dict(zip(self._number, choice.levels, strict=True))
         levels = {name: rows[at[name]].row.level for name, rows in self._rows.items()}
         kept = {name: rows[at[name]].kept for name, rows in self._groups.items()}
-        costs = {name: value for name, value in choice.totals.items() if name in ("bytes", "latency")}
+        found = _largest_arena(choice.totals)
+        costs = {name: float(value) for name, value in found.items() if value is not None and name in COSTS}
         return Mixture(levels, kept, choice.totals["error"], costs, choice.gap)
+
+
+def _largest_arena(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Returns values with the largest one of the layers' arenas in their place."""
+    layers = [value for name, value in values.items() if name.startswith(f"{ARENA} ")]
+    found = {name: value for name, value in values.items() if not name.startswith(ARENA)}
+    return found | ({ARENA: None if None in layers else max(layers)} if layers else {})  # type: ignore[type-var]
 
 
 def _restricted(table: Table, techniques: Sequence[str]) -> Table:

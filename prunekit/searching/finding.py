@@ -13,7 +13,7 @@ from prunekit.delivery.integers.integer_report import IntegerExportError
 from prunekit.delivery.litert.isolated_run import ScriptFailed
 from prunekit.searching.building import Built
 from prunekit.searching.choice import Unreachable
-from prunekit.searching.costs import Costs, Mixture
+from prunekit.searching.costs import ARENA, Costs, Mixture
 from prunekit.sparsity.shorthands import SearchProfile
 
 # What each profile minimises: a cost.
@@ -39,17 +39,19 @@ class Question:
         bytes: Most bytes of the file, or None.
         latency: Most seconds of a call, or None.
         profile: What is minimised within a drop.
+        arena: Most bytes for activations, or None.
     """
 
     drop: float | None = None
     bytes: int | None = None
     latency: float | None = None
     profile: SearchProfile = "small"
+    arena: int | None = None
 
     @property
     def costs(self) -> dict[str, float]:
-        """The bounds besides the drop: "bytes" and "latency" -> the most."""
-        given = {"bytes": self.bytes, "latency": self.latency}
+        """The bounds besides the drop: "bytes", "latency" and "arena" -> the most."""
+        given = {"bytes": self.bytes, "latency": self.latency, ARENA: self.arena}
         return {name: float(most) for name, most in given.items() if most is not None}
 
     @property
@@ -61,6 +63,7 @@ class Question:
         found = [] if self.drop is None else [f"drop={self.drop:g}"]
         found += [] if self.bytes is None else [f"bytes={self.bytes:,}"]
         found += [] if self.latency is None else [f"latency={1000 * self.latency:.3g} ms"]
+        found += [] if self.arena is None else [f"arena={self.arena:,}"]
         return " and ".join(found)
 
 
@@ -75,6 +78,7 @@ class Made:
         error: Squared error of its outputs on the examples for the choice.
         bytes: Bytes of the file, as the target counts them.
         seconds: Seconds of one call of the file; None if they were not measured.
+        arena: Bytes for its activations; None if they were not measured.
         is_trained: True if the mixture was trained.
     """
 
@@ -84,20 +88,21 @@ class Made:
     error: float
     bytes: int
     seconds: float | None = None
+    arena: int | None = None
     is_trained: bool = False
 
     @property
     def costs(self) -> dict[str, float]:
         """The measured costs."""
-        found = {"bytes": float(self.bytes)}
-        return found if self.seconds is None else found | {"latency": self.seconds}
+        found = {"bytes": self.bytes, "latency": self.seconds, ARENA: self.arena}
+        return {name: float(value) for name, value in found.items() if value is not None}
 
     def meets(self, bounds: Mapping[str, float]) -> bool:
         """Returns True if no measured cost is above its bound."""
         return all(self.costs[name] <= most for name, most in bounds.items())
 
     def __str__(self) -> str:
-        return f"{self.bytes:,} bytes" + ("" if self.seconds is None else f" and {1000 * self.seconds:.3g} ms")
+        return " and ".join(_told(name, value) for name, value in self.costs.items())
 
 
 @dataclass(eq=False)
@@ -165,7 +170,7 @@ class Finder:
         name = MINIMISED[self.question.profile]
         if name != "balanced":
             return made.costs[name]
-        return sum(value / (self.costs.whole[cost] * self._scale(cost)) for cost, value in made.costs.items())
+        return sum(made.costs[cost] / (value * self._scale(cost)) for cost, value in self.costs.whole.items())
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
@@ -277,7 +282,7 @@ class Finder:
         files = [one for one in self.made if not one.is_trained]
         if not files:
             # Layers as files of their own take longer than in one file: nothing is known before the first one.
-            return {name: most for name, most in bounds.items() if name == "bytes"}
+            return {name: most for name, most in bounds.items() if name != "latency"}
         found = {}
         for name, most in bounds.items():
             near = min(files, key=lambda one: abs(one.costs[name] - most))
@@ -303,7 +308,11 @@ class Finder:
                 reach = f"the best file with this drop has {min(held, key=self._goal)}"
             else:
                 least = {} if self._unreachable is None else self._unreachable.least
-                told = [_told(name, value) for name, value in least.items() if name != "error" and value is not None]
+                told = [
+                    _told(name, value, "counted ")
+                    for name, value in least.items()
+                    if name != "error" and value is not None
+                ]
                 reach = f"the least that is possible at all is {' and '.join(told) or 'more'}"
             return f"No file meets all bounds. Received: {question}; {reach}. Allow more of one of them.{why}"
         nearest = min(self.made, key=lambda one: max(one.drops), default=None)
@@ -337,7 +346,7 @@ class Finder:
             counted = nearer
         if self._answer() is None:
             # The least of what the bounds are about.
-            self._file(self.costs.least("balanced" if len(bounds) > 1 else next(iter(bounds)), {}))
+            self._file(self.costs.least("balanced" if {"bytes", "latency"} <= set(bounds) else next(iter(bounds)), {}))
         best = self._answer()
         if best is None:
             smallest = min(self.made, key=lambda one: max(one.costs[name] / most for name, most in bounds.items()))
@@ -350,5 +359,7 @@ class Finder:
         return self._answer() or best
 
 
-def _told(cost: str, value: float) -> str:
-    return f"{value:,.0f} counted bytes" if cost == "bytes" else f"{1000 * value:.3g} counted ms"
+def _told(cost: str, value: float, word: str = "") -> str:
+    if cost == "latency":
+        return f"{1000 * value:.3g} {word}ms"
+    return f"{value:,.0f} {word}bytes{' of arena' if cost == ARENA else ''}"

@@ -21,7 +21,6 @@ import numpy as np
 from prunekit.anatomy.layers.linear_kinds import CONVOLUTIONS, DEPTHWISE, TRANSPOSED, kind_of
 from prunekit.anatomy.layers.targets import Target, find_targets
 from prunekit.anatomy.records.plain_data import Record
-from prunekit.core.outputs.graph_steps import steps_of
 from prunekit.delivery.integers.integer_export import integer_file
 from prunekit.delivery.integers.integer_io import FloatEndError
 from prunekit.delivery.litert.latency import Latencies, input_arrays, measured_latencies, plain_file
@@ -105,7 +104,6 @@ def stored_width(bits: int) -> int:
 
 def layer_latencies(
     subject: SearchedModel,
-    inputs: Any,
     bits: Sequence[int],
     progress: Callable[[int, int, str], None],
     structures: Mapping[str, Sequence[Structure]] | None = None,
@@ -114,7 +112,6 @@ def layer_latencies(
 
     Args:
         subject: The model.
-        inputs: Some inputs of the model.
         bits: Bits that a file stores.
         progress: Told of each file: (done, total, text).
         structures: Name of a weight -> forms and ranks in its place that are measured, too.
@@ -122,18 +119,18 @@ def layer_latencies(
     Raises:
         ScriptFailed: A file does not run.
     """
-    shapes = _input_shapes(subject, inputs)
     wanted: dict[tuple[str, int, Structure | None], list[tuple[float, float, str]]] = {}
     makers: dict[str, Callable[[], tuple[bytes, dict[str, np.ndarray]]]] = {}
     # A separable convolution has two weights, and is counted with the last one.
     names = {id(product.target.layer): name for name, product in subject.products.items()}
     for name in names.values():
         layer = subject.products[name].target.layer
-        if layer.name not in shapes:
+        # A lookup of whole numbers takes next to no time.
+        if layer.name not in subject.shapes or not subject.shapes[layer.name].reads_floats:
             continue
         for structure, width in itertools.product((None, *(structures or {}).get(name, ())), bits):
             for corner in _corners(layer, structure):
-                one = _OneLayer(layer, shapes[layer.name], width, *corner, structure)
+                one = _OneLayer(layer, subject.shapes[layer.name].inputs, width, *corner, structure)
                 makers.setdefault(one.key, one.file)
                 wanted.setdefault((name, width, structure), []).append((*one.shares, one.key))
     numbers = {key: number for number, key in enumerate(makers)}
@@ -152,23 +149,6 @@ def layer_latencies(
         of_rank = ("", 0) if structure is None else (structure.form, structure.ranks[0])
         rows.append(LayerSeconds(name, width, *_bilinear(points), *of_rank))
     return rows
-
-
-def _input_shapes(subject: SearchedModel, inputs: Any) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of the floats that each layer reads, without the batch, by the layer's name."""
-    first = keras.tree.map_structure(lambda leaf: leaf[:1], inputs)
-    steps = steps_of(subject.model, first)
-    values = dict(zip(steps.inputs, steps.flat_inputs(first), strict=True))
-    layers = {id(product.target.layer) for product in subject.products.values()}
-    found = {}
-    for step in steps.steps:
-        if id(step.layer) in layers and len(step.reads) == 1:
-            read = values[step.reads[0]]
-            # A lookup of whole numbers takes next to no time.
-            if "float" in keras.backend.standardize_dtype(read.dtype):
-                found[step.layer.name] = tuple(read.shape[1:])
-        step.compute(values)
-    return found
 
 
 def _corners(layer: Any, structure: Structure | None) -> list[tuple[bool, bool]]:

@@ -28,6 +28,7 @@ class SearchPoint(Record):
         trained: True if it was trained.
         seconds: Seconds of a call on this machine; None if they were not measured.
         counted_seconds: The sum of those of its layers, each as a file of its own.
+        arena: Bytes of memory for its activations; None if they were not measured.
     """
 
     predicted_error: float
@@ -39,6 +40,7 @@ class SearchPoint(Record):
     trained: bool = False
     seconds: float | None = None
     counted_seconds: float | None = None
+    arena: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class SearchReport(Displayed):
 
     Attributes:
         model_name: Name of the model.
-        target: "litert" or "packed".
+        target: "litert", "packed" or "microcontroller".
         metric: The metric in which the drop is measured.
         before: The metric of the model on the examples that no choice has seen.
         after: That of the file.
@@ -124,6 +126,8 @@ class SearchReport(Displayed):
         seconds: Seconds of a call of the file; None if latency was not asked about.
         seconds_before: Those of the model's LiteRT file in float32.
         alone: What each technique alone, and all of them, reach at the same predicted error.
+        asked_arena: The most bytes for activations that were asked for; None if none were.
+        arena: Bytes of memory that the file needs for its activations; None if they were not asked about.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("drop", "rank_correlation", "front")
@@ -150,13 +154,15 @@ class SearchReport(Displayed):
     seconds: float | None = None
     seconds_before: float | None = None
     alone: tuple[TechniqueAlone, ...] = ()
+    asked_arena: int | None = None
+    arena: int | None = None
 
     @property
     def front(self) -> tuple[SearchPoint, ...]:
-        """The files that no other one is better than in bytes, seconds and drop, by their bytes."""
+        """The files that no other one is better than in bytes, seconds, arena and drop, by their bytes."""
 
         def costs(one: SearchPoint) -> tuple[float, ...]:
-            return one.bytes, one.seconds or 0.0, one.drop
+            return one.bytes, one.seconds or 0.0, one.arena or 0, one.drop
 
         def beaten(one: SearchPoint) -> bool:
             return any(
@@ -213,6 +219,9 @@ class SearchReport(Displayed):
                 Column("Allowed", "latency", keep=5),
             )
             row += (self.seconds, self.seconds_before, self.asked_seconds)
+        if self.arena is not None:
+            columns += (Column("Arena", "bytes"), Column("Allowed", "bytes", keep=5))
+            row += (self.arena, self.asked_arena)
         fitted, measured, choosing, judging = self.examples
         return Section(
             "The file",
@@ -236,6 +245,8 @@ class SearchReport(Displayed):
         timed = any(one.seconds is not None for one in self.points)
         if timed:
             columns += (Column("Call", "latency"), Column("Counted call", "latency", keep=4))
+        planned = any(one.arena is not None for one in self.points)
+        columns += (Column("Arena", "bytes"),) if planned else ()
         rows = tuple(
             (
                 ", ".join(word for word, is_so in (("delivered", one.delivered), ("trained", one.trained)) if is_so),
@@ -245,6 +256,7 @@ class SearchReport(Displayed):
                 one.predicted_error,
                 one.error,
                 *((one.seconds, one.counted_seconds) if timed else ()),
+                *((one.arena,) if planned else ()),
             )
             for one in self.points
         )

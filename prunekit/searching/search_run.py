@@ -17,9 +17,10 @@ from prunekit.anatomy.layers.targets import Target, find_targets
 from prunekit.anatomy.records.plain_data import from_plain
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.partial_files import replace_file
+from prunekit.delivery.litert.arena import arena_bytes
 from prunekit.delivery.litert.model_measures import machine
 from prunekit.delivery.reports.metrics import Metric
-from prunekit.searching.building import Built, build, copied, levels_of, written
+from prunekit.searching.building import FORMS, Built, build, copied, levels_of, written
 from prunekit.searching.candidates import Level
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
@@ -27,7 +28,7 @@ from prunekit.searching.finding import MINIMISED, Finder, Made, Question
 from prunekit.searching.judge import Judge, SearchData
 from prunekit.searching.latencies import FileClock, by_weight, layer_latencies
 from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport, TechniqueAlone
-from prunekit.searching.searched_model import PRUNED, SearchedModel, zeros_of
+from prunekit.searching.searched_model import EIGHT_BITS, PRUNED, SearchedModel, zeros_of
 from prunekit.searching.shared_scan import ScanInputs, scan_by_ray
 from prunekit.searching.table import STORED_BITS, Table, levels_for, missing, scan, settings_of
 from prunekit.sparsity.array_ops import array_of
@@ -47,7 +48,7 @@ class SearchRun:
     Args:
         model: The model; it is not changed.
         data: Its examples, in their parts.
-        target: "litert" or "packed".
+        target: A key of `FORMS`.
         techniques: What may be chosen, names of `TECHNIQUES`.
         memory: Largest number of bytes of activations that are kept.
         progress: Told of each scanned weight and each file: (done, total, text).
@@ -70,10 +71,12 @@ class SearchRun:
         self._model, self._data, self._memory, self._techniques = model, data, memory, techniques
         self._progress: Progress = progress or (lambda done, total, text: None)
         self._workers = workers
-        self._target, self._packed = target, target == "packed"
-        self._subject = SearchedModel(model, data.fitted)
+        self._target, self._form = target, FORMS[target]
+        self._options = replace(EIGHT_BITS, full_integer=self._form.full_integer)
+        self._subject = SearchedModel(model, data.fitted, self._options)
         self._judge = Judge(model, data, metric)
         self._clock: FileClock | None = None
+        self._counts_arena = False
 
     def _check_drop(self, drop: float) -> None:
         """Refuses points where a fraction is wanted."""
@@ -85,7 +88,12 @@ class SearchRun:
             )
 
     def question(
-        self, drop: float | None, most: int | None, time: tuple[float, bool] | None, profile: SearchProfile
+        self,
+        drop: float | None,
+        most: int | None,
+        time: tuple[float, bool] | None,
+        profile: SearchProfile,
+        arena: int | None = None,
     ) -> Question:
         """Returns the question, with the latency in seconds.
 
@@ -94,6 +102,7 @@ class SearchRun:
             most: Most bytes.
             time: (most seconds, False), or (most share of the time of the model's file in float32, True).
             profile: What is minimised within the drop.
+            arena: Most bytes for activations.
 
         Raises:
             ValueError: The drop is in points, where the metric is a fraction.
@@ -105,11 +114,12 @@ class SearchRun:
             self._clock = FileClock(self._model, self._data.fitted)
             if time is not None:
                 seconds = time[0] * self._clock.whole if time[1] else time[0]
-        return Question(drop, most, seconds, profile)
+        self._counts_arena = arena is not None or self._target == "microcontroller"
+        return Question(drop, most, seconds, profile, arena)
 
     def scan(self, path: Path | None, question: Question) -> None:
         """Measures all levels, or takes them from a file, which is kept up to date."""
-        levels = levels_for(packed=self._packed)
+        levels = levels_for(packed=self._form.packed)
         hashes = {
             "model": model_digest(self._model),
             "architecture": architecture_digest(self._model),
@@ -126,7 +136,7 @@ class SearchRun:
             self._progress(done, total, f"measured {name}")
 
         subject, data = self._subject, self._data
-        inputs = ScanInputs(self._model, data.fitted, data.measured, levels, self._memory)
+        inputs = ScanInputs(self._model, data.fitted, data.measured, levels, self._memory, self._options)
         if self._workers == "ray" and missing(subject, known):
             known, notes = scan_by_ray(subject, inputs, known, keep, told)
             self._notes += notes
@@ -135,7 +145,7 @@ class SearchRun:
         if question.is_timed:
             if self._table.machine != machine() or not self._table.latencies:
                 structures = self._table.extreme_structures()
-                rows = layer_latencies(self._subject, self._data.fitted, STORED_BITS, self._progress, structures)
+                rows = layer_latencies(self._subject, STORED_BITS, self._progress, structures)
                 self._table = replace(self._table, latencies=tuple(rows), machine=machine())
                 keep(self._table)
             seconds = by_weight(self._table.latencies)
@@ -159,7 +169,9 @@ class SearchRun:
         return found if found.settings == settings else Table(settings)
 
     def _costs_of(self, techniques: Sequence[str]) -> Costs:
-        return Costs(self._subject, self._table, packed=self._packed, techniques=techniques, latencies=self._seconds)
+        return Costs(
+            self._subject, self._table, packed=self._form.packed, techniques=techniques, latencies=self._seconds
+        )
 
     def answer(self, question: Question, train: Train | None = None) -> tuple[Built, SearchReport]:
         """Returns the file that answers a question, and how it was found.
@@ -180,7 +192,7 @@ class SearchRun:
 
     def _file(self, mixture: Mixture) -> Made:
         data = self._data
-        built = build(self._subject, mixture, data.fitted, data.held_out, packed=self._packed, memory=self._memory)
+        built = build(self._subject, mixture, data.fitted, data.held_out, self._form, memory=self._memory)
         return self._judged(mixture, built)
 
     def _trained(self, made: Made, train: Train) -> Made:
@@ -190,13 +202,13 @@ class SearchRun:
         model, arrays = copied(made.built.model), made.built.arrays
         levels = levels_of(made.mixture, arrays)
         state = train(model, {name: level.bits or 8 for name, level in levels.items()}, self._zeros_of(model, levels))
-        built = written(state, arrays, self._data.held_out, packed=self._packed)
+        built = written(state, arrays, self._data.held_out, self._form)
         return self._judged(made.mixture, built, is_trained=True)
 
     def _zeros_of(self, model: Any, levels: Mapping[str, Level]) -> list[str]:
         """Returns the weights whose zeros stay in a training: all in packed files, else those that came with zeros."""
         weights = [target for target in _weights_of(model) if target.name in levels]
-        if not self._packed:
+        if not self._form.packed:
             # The factors of a weight have none of its zeros.
             before = self._subject.products
             weights = [before[one.name].target for one in weights if levels[one.name].structure is None]
@@ -205,7 +217,8 @@ class SearchRun:
     def _judged(self, mixture: Mixture, built: Built, *, is_trained: bool = False) -> Made:
         seconds = None if self._clock is None else self._clock.seconds(built.file)
         drops, error = self._judge.drops(built.outputs), self._judge.error(built.outputs)
-        return Made(mixture, built, drops, error, built.bytes, seconds, is_trained)
+        arena = arena_bytes(built.file) if self._counts_arena else None
+        return Made(mixture, built, drops, error, built.bytes, seconds, arena, is_trained)
 
     def _report(self, made: Made, built: Built, finder: Finder) -> SearchReport:
         before, after = self._judge.before[1], self._judge.values(built.outputs)[1]
@@ -218,6 +231,7 @@ class SearchRun:
                 drop=one.drops[0],
                 delivered=one is made,
                 trained=one.is_trained,
+                arena=one.arena,
                 seconds=one.seconds,
                 counted_seconds=one.mixture.costs.get("latency"),
             )
@@ -242,6 +256,8 @@ class SearchRun:
             skipped=self._subject.skipped,
             notes=(*self._notes, *finder.notes),
             profile=question.profile,
+            asked_arena=question.arena,
+            arena=made.arena,
             asked_seconds=question.latency,
             seconds=made.seconds,
             seconds_before=None if self._clock is None else self._clock.whole,
@@ -250,10 +266,10 @@ class SearchRun:
 
     def _alone(self, mixture: Mixture, question: Question) -> tuple[TechniqueAlone, ...]:
         """Returns what each technique alone would have at the error that is predicted of a mixture."""
-        used = [name for name in TECHNIQUES if name in self._techniques and (name != "prune" or self._packed)]
+        used = [name for name in TECHNIQUES if name in self._techniques and (name != "prune" or self._form.packed)]
         if len(used) < 2:
             return ()
-        only_time = question.drop is None and question.bytes is None
+        only_time = question.drop is None and set(question.costs) == {"latency"}
         goal = "latency" if only_time else MINIMISED[question.profile]
         found = []
         for names in [*((name,) for name in used), tuple(used)]:

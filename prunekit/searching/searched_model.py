@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 
 from prunekit.anatomy.channels.channel_order import Order
@@ -28,8 +30,40 @@ from prunekit.techniques.quantize.rounding.weight_rounding import grid_of_weight
 
 # Share of zeros from which a weight counts as pruned; fewer may be chance.
 PRUNED = 0.01
+# How a model is quantized where nothing else is asked for.
+EIGHT_BITS = QuantizationOptions(activation_bits=8)
 # Importance of channels within a group.
 CRITERION = "l2"
+
+
+@dataclass(frozen=True)
+class LayerShapes:
+    """What a layer reads and writes, for one example.
+
+    Attributes:
+        inputs: Shape of its input.
+        outputs: Shape of its output.
+        reads_floats: False for a lookup of whole numbers.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    reads_floats: bool
+
+
+def _walked(model: Any, inputs: Any) -> tuple[Counter[int], dict[str, LayerShapes]]:
+    """Returns how often each layer is called, by its id, and the shapes of those with one input and one output."""
+    first = keras.tree.map_structure(lambda leaf: leaf[:1], inputs)
+    steps = steps_of(model, first)
+    values = dict(zip(steps.inputs, steps.flat_inputs(first), strict=True))
+    found = {}
+    for step in steps.steps:
+        step.compute(values)
+        if step.layer is not None and len(step.reads) == len(step.writes) == 1:
+            read, written = values[step.reads[0]], values[step.writes[0]]
+            floats = "float" in keras.backend.standardize_dtype(read.dtype)
+            found[step.layer.name] = LayerShapes(tuple(read.shape[1:]), tuple(written.shape[1:]), floats)
+    return Counter(id(step.layer) for step in steps.steps), found
 
 
 def zeros_of(target: Target) -> float:
@@ -43,7 +77,7 @@ class SearchedModel:
     Args:
         model: A built Keras model with a graph of layers; it is not changed.
         inputs: Calibration inputs.
-        activation_bits: As for `pk.quantize`.
+        options: How it is quantized.
 
     Attributes:
         model: The model.
@@ -52,13 +86,14 @@ class SearchedModel:
         layouts: The axes of those among them that can have a low rank.
         channels: Its channels.
         orders: The order of removal of each group, by its name.
+        shapes: Tensors of each layer that one call reads and writes, by the layer's name.
         skipped: Weights that no level is chosen for, with reasons.
 
     Raises:
         TypeError, ValueError: As for `pk.quantize`; the model has no graph of layers.
     """
 
-    def __init__(self, model: Any, inputs: Any, activation_bits: Any = 8):
+    def __init__(self, model: Any, inputs: Any, options: QuantizationOptions = EIGHT_BITS):
         if graph_of(model) is None:
             raise ValueError(
                 "A search follows the calls of a Sequential or functional model. Received: "
@@ -70,10 +105,10 @@ class SearchedModel:
                 "behind the layer that makes numbers of them, on its outputs."
             )
         self.model = model
-        self.preparation = Preparation(model, QuantizationOptions(activation_bits=activation_bits), inputs)
+        self.preparation = Preparation(model, options, inputs)
         self._weights = {id(one.variable): one for one in self.preparation.weights}
         targets = [self.preparation.selection.targets[key] for key in self._weights]
-        calls = Counter(id(step.layer) for step in steps_of(model, inputs).steps)
+        calls, self.shapes = _walked(model, inputs)
         lacking = unfitted(targets) | {
             target.name: "its layer is called inside another one, or several times"
             for target in targets

@@ -13,6 +13,7 @@ from prunekit.searching.judge import batched
 from prunekit.searching.repaired_scan import RepairedScan
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import Levels, Table, missing, scan
+from prunekit.techniques.quantize.options import QuantizationOptions
 
 # Examples of a batch.
 _FITTED, _MEASURED = 64, 128
@@ -33,6 +34,7 @@ class ScanInputs:
         measured: Inputs on which outputs are compared.
         levels: The levels.
         memory: Largest number of bytes of activations that are kept.
+        options: How the model is quantized.
     """
 
     model: Any
@@ -40,6 +42,7 @@ class ScanInputs:
     measured: Any
     levels: Levels
     memory: float
+    options: QuantizationOptions
 
     def measure(self, subject: SearchedModel) -> RepairedScan:
         """Returns the walk through the model."""
@@ -49,7 +52,7 @@ class ScanInputs:
 
 def scan_part(inputs: ScanInputs, names: Sequence[str]) -> Table:
     """Returns the rows of some weights and groups."""
-    subject = SearchedModel(inputs.model, inputs.fitted)
+    subject = SearchedModel(inputs.model, inputs.fitted, inputs.options)
     return scan(subject, lambda: inputs.measure(subject), inputs.levels, Table(), lambda _: None, only=names)
 
 

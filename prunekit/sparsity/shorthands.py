@@ -36,7 +36,7 @@ DistillationLoss = Literal["auto", "kl", "dist", "dkd", "mse"]
 # Forms of convolutions of low rank.
 LowRankForm = Literal["auto", "channels", "separable", "tucker"]
 # What a search counts, minimises within a drop, by what others measure, and what it may choose.
-SearchTarget = Literal["litert", "packed"]
+SearchTarget = Literal["litert", "packed", "microcontroller"]
 SearchProfile = Literal["small", "balanced", "fast"]
 SearchWorkers = Literal["ray"]
 SearchTechnique = Literal["shrink", "factorize", "quantize", "prune"]

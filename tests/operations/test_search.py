@@ -15,11 +15,12 @@ from stand_in_ray import StandInRay
 import prunekit as pk
 from prunekit.anatomy.layers.targets import find_targets
 from prunekit.delivery.integers.integer_report import IntegerExportError
+from prunekit.delivery.litert.arena import arena_bytes
 from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.operations.search import FILE, MODEL, REPORT
 from prunekit.reports import SearchReport
 from prunekit.searching import search_run, shared_scan
-from prunekit.searching.building import build
+from prunekit.searching.building import FORMS, build
 from prunekit.searching.candidates import Level
 from prunekit.searching.costs import Mixture
 from prunekit.searching.judge import Judge, SearchData
@@ -439,7 +440,7 @@ class Clock:
         return 1e-9 * len(content)
 
 
-def layers_of(subject, inputs, bits, progress, structures):
+def layers_of(subject, bits, progress, structures):
     """Seconds of layers: a nanosecond for each byte of a kernel; those of 4 bits take twice as long."""
     progress(1, 1, "a file of one layer")
     return [
@@ -502,8 +503,31 @@ def test_the_price_of_bits_of_a_level_is_that_of_the_file(digits):
     for rate in (0.0, 1.0):
         levels = {name: Level(0.0, 4, rate) for name in subject.products}
         mixture = Mixture(levels, {}, 0.0, {"bytes": 0.0}, 0.0)
-        sizes.append(build(subject, mixture, images[:256], images[256:300], packed=True, memory=1e9).bytes)
+        sizes.append(build(subject, mixture, images[:256], images[256:300], FORMS["packed"], memory=1e9).bytes)
     assert sizes[1] < 0.8 * sizes[0]
+
+
+# ---- microcontrollers ------------------------------------------------------------------------------------------------
+
+
+def test_the_arena_is_a_bound_and_everything_is_integers(tmp_path):
+    model = wide()
+    images = np.random.default_rng(0).normal(size=(300, 20, 20, 3)).astype("float32")
+    found = pk.search(model, images, drop=0.8, arena="24kB", target="microcontroller", output=tmp_path)
+    report = found.report
+    assert report.arena == arena_bytes(found.file) <= 24_000 == report.asked_arena
+    # Both convolutions in the whole network: 20 x 20 x (32 + 64).
+    assert all(one.arena is not None and one.arena <= 38_400 for one in report.points)
+    assert "24,000" in str(report) or "24.0 kB" in str(report)
+    kept = {one.name: one.kept for one in report.groups}
+    assert 400 * (kept["first"] + kept["second"]) <= 24_000
+    interpreter = Interpreter(model_content=found.file)
+    ends = [*interpreter.get_input_details(), *interpreter.get_output_details()]
+    assert [one["dtype"] for one in ends] == [np.int8, np.int8]
+    with pytest.raises(ValueError, match=r"No file meets all bounds. Received: .*arena=2,000; the least .* of arena"):
+        pk.search(model, images, drop=0.8, arena=2000, target="microcontroller", output=tmp_path)
+    alone = pk.search(model, images, arena="24kB", target="microcontroller", output=tmp_path).report
+    assert alone.arena <= 24_000 and alone.drop <= report.drop
 
 
 # ---- low rank --------------------------------------------------------------------------------------------------------

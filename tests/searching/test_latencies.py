@@ -114,7 +114,7 @@ def test_each_layer_is_measured_at_its_widths_and_equal_ones_once(subject, monke
     monkeypatch.setattr(latencies, "measured_latencies", counted)
     told = []
     low_rank = {"third/kernel": [Structure("separable", (rank,)) for rank in (2, 6)]}
-    found = layer_latencies(subject, IMAGES, (8, 4), lambda *one: told.append(one), low_rank)
+    found = layer_latencies(subject, (8, 4), lambda *one: told.append(one), low_rank)
     rows = [row for row in found if not row.form]
     assert {(row.weight, row.bits) for row in rows} == {(name, bits) for name in subject.products for bits in (8, 4)}
     assert [(row.weight, row.form, row.rank, row.bits) for row in found if row.form] == [

@@ -34,6 +34,7 @@ from prunekit.techniques.shrink.channels.shrinking import remove_channels
 
 pytestmark = pytest.mark.every_backend
 
+FLOATS = QuantizationOptions(activation_bits="float")
 RNG = np.random.default_rng(5)
 FITTED, MEASURED = (RNG.normal(size=(96, 8, 8, 2)).astype("float32") for _ in range(2))
 
@@ -50,7 +51,7 @@ def network():
 
 
 def whole(model):
-    subject = SearchedModel(model, FITTED, "float")
+    subject = SearchedModel(model, FITTED, FLOATS)
     work = RepairedScan(model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9)
     return subject, work
 
@@ -237,7 +238,7 @@ def test_the_table_is_kept_after_each_row_and_taken_up_again():
     kept, told = [], []
 
     def scanned(known):
-        subject = SearchedModel(model, FITTED, "float")
+        subject = SearchedModel(model, FITTED, FLOATS)
         work = lambda: RepairedScan(  # noqa: E731
             model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9
         )
@@ -266,7 +267,7 @@ def test_counted_bytes_are_those_of_the_smaller_weights():
     # A weight of low rank.
     draw, hidden = np.random.default_rng(7), model.get_layer("hidden").kernel
     hidden.assign(0.1 * draw.normal(size=(hidden.shape[0], 5)) @ draw.normal(size=(5, 16)))
-    subject = SearchedModel(model, FITTED, "float")
+    subject = SearchedModel(model, FITTED, FLOATS)
     levels = levels_for(packed=False)
     work = RepairedScan(model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9)
     table = scan(subject, lambda: work, levels, Table(), lambda _: None)
@@ -311,7 +312,7 @@ def test_weights_without_levels_count_where_they_lose_channels():
     x = L.MultiHeadAttention(4, 8, name="attention")(inputs, inputs)
     x = L.LSTM(12, name="lstm")(x)
     model = keras.Model(inputs, L.Dense(3, name="head")(x))
-    subject = SearchedModel(model, FITTED.reshape(96, 8, 16)[:, :6], "float")
+    subject = SearchedModel(model, FITTED.reshape(96, 8, 16)[:, :6], FLOATS)
     assert {one.name for one in subject.skipped if "8 bits" in one.reason} >= {"attention/query/kernel", "lstm/kernel"}
     rows = [
         RemovalRow(name, one.total, n, 0.1 * (one.total - n))

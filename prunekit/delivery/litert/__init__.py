@@ -14,6 +14,7 @@
 - `litert_folding`: sums and products with constants, and equal constants
 - `isolated_run`: runs files apart, and compares outputs
 - `latency`: latency on this machine
+- `arena`: memory for activations on microcontrollers
 - `model_measures`: bytes and latency as targets of `pk.shrink`
 - `export_reference`: the outputs that every file must match
 - `keras_file`: `.keras` files that hold their model

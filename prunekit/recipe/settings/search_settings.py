@@ -13,7 +13,7 @@ from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchTech
 
 def _bytes(value: Any) -> Any:
     try:
-        return None if value is None else int(number_of_bytes("bytes", value))
+        return None if value is None else int(number_of_bytes("it", value))
     except (TypeError, ValueError) as error:
         raise refusal(f"expected bytes, such as 200kB or 200000. Received: {shown(value)}.") from error
 
@@ -46,7 +46,7 @@ class SearchTraining(Settings):
 
 
 class Search(StepSettings):
-    """A step that chooses channels, bits and zeros together, and writes the integer LiteRT file, as `pk.search`.
+    """A step that chooses channels, ranks, bits and zeros together, and writes the integer LiteRT file, as `pk.search`.
 
     Examples of the validation data choose and judge, and training examples where none are held out.
 
@@ -55,6 +55,7 @@ class Search(StepSettings):
             other bounds.
         bytes: Most bytes of the file.
         latency: Most time of a call on this machine: "2ms", or a share of that of the file in float32.
+        arena: Most bytes for activations, as LiteRT for Microcontrollers plans them.
         techniques: What may be chosen; empty = all.
         training: A training of bolder mixtures; None = none.
         memory: Largest number of bytes of activations that are kept.
@@ -69,6 +70,7 @@ class Search(StepSettings):
     drop: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     bytes: Annotated[int | None, BeforeValidator(_bytes)] = None
     latency: Annotated[float | str | None, BeforeValidator(_latency)] = None
+    arena: Annotated[int | None, BeforeValidator(_bytes)] = None
     profile: SearchProfile = "small"
     target: SearchTarget = "litert"
     techniques: Annotated[tuple[SearchTechnique, ...], Words, BeforeValidator(_all)] = ()
@@ -78,7 +80,7 @@ class Search(StepSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.at_least_one("drop", "bytes", "latency")
+        self.at_least_one("drop", "bytes", "latency", "arena")
         if self.drop is None and self.profile != "small":
             raise refusal("profile is what is minimised within a drop: add drop, or leave profile out.", "profile")
         return self
@@ -107,6 +109,7 @@ class Search(StepSettings):
         parts = [] if self.drop is None else [f"drop {self.drop:g}"]
         parts += [] if self.bytes is None else [f"{self.bytes:,} bytes"]
         parts += [] if self.latency is None else [f"latency {self.latency}"]
+        parts += [] if self.arena is None else [f"arena {self.arena:,} bytes"]
         parts += [self.profile, self.target, " ".join(self.techniques or ("all techniques",))]
         parts += [] if self.training is None else [f"{epochs_text(self.training.epochs)} for each of the bolder files"]
         return ", ".join(parts)

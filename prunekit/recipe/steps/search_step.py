@@ -19,6 +19,7 @@ from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.steps.integer_files import metrics_before, metrics_sections, written_integers
 from prunekit.recipe.steps.step_handler import PreparedStep, StepHandler, StepResult, require_backend
+from prunekit.searching.building import FORMS
 from prunekit.searching.costs import TECHNIQUES
 from prunekit.searching.judge import LEAST, READ, SearchData
 from prunekit.searching.search_run import TABLES, SearchRun
@@ -27,7 +28,7 @@ from prunekit.techniques.shrink.channels.optimizer_state import compile_like
 
 
 class SearchStep(StepHandler[PreparedStep]):
-    """Chooses channels, bits and zeros together, and writes the integer file."""
+    """Chooses channels, ranks, bits and zeros together, and writes the integer file."""
 
     def prepare(self, settings: Any, run: RunInputs) -> PreparedStep:
         """Returns the step.
@@ -47,7 +48,7 @@ class SearchStep(StepHandler[PreparedStep]):
 
     def plan_notes(self, prepared: PreparedStep) -> Sequence[str]:
         """Returns that the plan does not know what will be chosen."""
-        return ("search: channels, bits and zeros follow from measurements of the model as it is then.",)
+        return ("search: channels, ranks, bits and zeros follow from measurements of the model as it is then.",)
 
     def run(self, prepared: PreparedStep, workspace: Workspace) -> StepResult:
         """Searches, goes on with the model that was found, and writes and measures its file."""
@@ -62,7 +63,8 @@ class SearchStep(StepHandler[PreparedStep]):
             simulated = workspace.evaluate()
             on_samples = metrics_on_samples(run, workspace.model, samples, simulated)
         workspace.report_progress(0.95, "writing the integer file")
-        row, sections, text = written_integers(found, samples, floats, workspace, labels, f"{settings.name}.tflite")
+        file, form = f"{settings.name}.tflite", FORMS[settings.target]
+        row, sections, text = written_integers(found, samples, floats, workspace, labels, file, form.integer_io)
         if built.packed and row.status == "ok":
             replace_file(workspace.exports / f"{settings.name}.tflite.pack", built.packed)
             row = dataclasses.replace(row, packed_bytes=len(built.packed))
@@ -91,12 +93,14 @@ def _searched(settings: Search, workspace: Workspace) -> tuple[Any, Any]:
         metric = workspace.metrics[0]
         work = SearchRun(workspace.model, examples, settings.target, techniques, settings.memory, progress, metric)
         time = None if settings.latency is None else time_or_share("latency", settings.latency)
-        question = work.question(settings.drop, settings.bytes, time, settings.profile)
+        question = work.question(settings.drop, settings.bytes, time, settings.profile, settings.arena)
         workspace.exports.mkdir(parents=True, exist_ok=True)
         work.scan(workspace.exports / TABLES[settings.target], question)
-        train = None
+        train, form = None, FORMS[settings.target]
         if settings.training is not None:
-            train = MixtureTraining(workspace.model, _Fit(settings, workspace)).of(examples)
+            train = MixtureTraining(workspace.model, _Fit(settings, workspace)).of(
+                examples, full_integer=form.full_integer
+            )
         return work.answer(question, train)
 
 
