@@ -372,7 +372,8 @@ def test_layers_that_read_whole_numbers_or_end_in_floats_are_timed_where_they_ca
     x = L.GlobalAveragePooling1D()(x)
     model = keras.Model(inputs, L.Dense(8, activation="selu", name="head")(x))
     words = np.random.default_rng(0).integers(0, 40, (200, 12)).astype("int32")
-    report = pk.search(model, words, drop=2.0, profile="fast").report
+    # Its outputs hardly differ between examples, relative to the steps of 8 bits.
+    report = pk.search(model, words, drop=10.0, profile="fast").report
     assert report.seconds > 0 and report.points[0].counted_seconds > 0
 
 

@@ -112,7 +112,7 @@ def test_the_run_goes_on_with_what_was_found_and_reports_by_the_test_data(parts,
     # Zeros of the earlier step stay, whether their inputs were removed or not.
     kernel = result.model.get_layer("hidden").kernel.numpy()
     assert (kernel == 0).mean() >= 0.5
-    assert json.loads((exports / "scan-litert.json").read_text())["weights"]
+    assert json.loads((exports / "scan-packed.json").read_text())["weights"]
 
 
 def test_without_validation_data_training_examples_judge_with_a_note(parts):
