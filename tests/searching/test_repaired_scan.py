@@ -306,6 +306,26 @@ def test_counted_bytes_are_those_of_the_smaller_weights():
     assert product_of(subject.targets[0]).target.name in subject.products
 
 
+def test_of_two_arrays_of_low_rank_one_loses_the_inputs_and_one_the_outputs():
+    model = network()
+    subject = SearchedModel(model, FITTED, FLOATS)
+    kept = {"hidden": 6} | {name: 4 for name in subject.orders if name != "hidden"}
+    removals = tuple(
+        RemovalRow(name, one.total, n, 0.1 * (one.total - n))
+        for name, one in subject.orders.items()
+        for n in (one.total, kept[name])
+    )
+    bytes_of = {}
+    for form, rank in (("", 0), ("pair", 3)):
+        rows = [WeightRow(name, 0.0, 8, 0.0, 0.0, (8.0,)) for name in subject.products if name != "hidden/kernel"]
+        rows.append(WeightRow("hidden/kernel", 0.0, 8, 0.0, 0.0, (8.0,) * (2 if form else 1), form, rank))
+        mixture = Costs(subject, Table({}, tuple(rows), removals), packed=True).least("bytes", {"error": 100.0})
+        assert mixture.kept == kept
+        bytes_of[form] = mixture.costs["bytes"]
+    # Of 3 x 3 positions with 12 channels and 16 outputs, 4 channels and 6 outputs are left.
+    assert bytes_of["pair"] - bytes_of[""] == pytest.approx(3 * (9 * 4 + 6) + 8 * 3 - 9 * 4 * 6)
+
+
 def test_weights_without_levels_count_where_they_lose_channels():
     keras.utils.set_random_seed(6)
     inputs = keras.Input((6, 16))

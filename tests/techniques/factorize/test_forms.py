@@ -180,3 +180,27 @@ def test_a_weight_of_zeros_has_factors():
     for structure in (Structure(CHANNELS, (2,)), Structure(SEPARABLE, (2,)), Structure(TUCKER, (2, 2))):
         found = forms.factors(structure)
         assert all(np.isfinite(one).all() for one in found.arrays) and not found.matrix.any()
+
+
+@pytest.mark.parametrize("structure", [Structure(CHANNELS, (4,)), Structure(SEPARABLE, (4,))], ids=named)
+def test_the_second_array_is_fitted_to_what_becomes_of_the_first(structure):
+    rng = np.random.default_rng(5)
+    rows, matrix = rng.normal(size=(200, 30)), rng.normal(size=(30, 7))
+    seen = []
+
+    def coarse(one, gram):
+        seen.append(one)
+        np.testing.assert_allclose(gram, gram.T, atol=1e-8)
+        return 0.5 * np.sign(one) if len(seen) == 1 else one
+
+    found = WindowForms(rows.T @ rows, matrix, AREA).changed(structure, coarse)
+    np.testing.assert_array_equal(np.abs(found.arrays[0]), 0.5)
+    # All weights that some second array makes of this first one, and the nearest of them.
+    columns = []
+    for index in np.ndindex(*found.arrays[1].shape):
+        one = np.zeros_like(found.arrays[1])
+        one[index] = 1.0
+        columns.append((rows @ Factors(structure.form, (found.arrays[0], one)).matrix).ravel())
+    basis, wanted = np.stack(columns, axis=1), (rows @ matrix).ravel()
+    left = wanted - basis @ np.linalg.lstsq(basis, wanted)[0]
+    assert np.square(rows @ (matrix - found.matrix)).sum() == pytest.approx(np.square(left).sum(), rel=0.01)
