@@ -8,7 +8,8 @@ little of what is left.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ import keras
 import numpy as np
 
 from prunekit.core.data.moving_statistics import ChannelStatistics, followed
+from prunekit.core.layerwise.calibration_walk import Pair, WalkedCall
+from prunekit.core.layerwise.inner_inputs import InnerInputs
 from prunekit.core.outputs.graph_steps import ForwardPass, GraphStep, Key, steps_of
 from prunekit.core.outputs.output_error import output_error
 from prunekit.core.outputs.suffix_runs import SuffixRuns
@@ -101,13 +104,24 @@ class RepairedScan:
         return min(found, default=None)
 
     def moments(self, product: LayerProduct) -> LayerMoments:
-        """Returns the moments of the layer of the next call."""
-        step = self.steps[self.at]
+        """Returns the moments of the layer of the next call, or of one inside it."""
         found = LayerMoments(product, product.matrix(array_of(product.target.variable).astype("float32")))
-        for values in self._values:
-            found.observe(_arguments(step, values), None)
+        for arguments in self._inputs_of(product.target.layer):
+            found.observe(arguments, None)
         found.finish()
         return found
+
+    def _inputs_of(self, layer: Any) -> Iterator[tuple]:
+        """Yields the arguments of each call of a layer in the next call."""
+        step = self.steps[self.at]
+        if step.layer is layer:
+            yield from (_arguments(step, values) for values in self._values)
+            return
+        given = [step.arguments([values[key] for key in step.reads]) for values in self._values]  # type: ignore[misc]
+        call = WalkedCall(step.layer, [Pair(one, one) for one in given])
+        inner = InnerInputs(call, [layer], math.inf)
+        for batch in range(len(given)):
+            yield from (pair.before for pair in inner.of(layer, batch, ()))
 
     def error(self, values: Values, masks: Mapping[int, np.ndarray] | None = None) -> float:
         """Returns the squared error of the outputs, `output_error`, with new values, of calls from the next one on.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from prunekit.anatomy.channels.channels import find_channels
 from prunekit.anatomy.graph.model_graph import graph_of
 from prunekit.anatomy.layers.targets import Target
 from prunekit.anatomy.records.reports import Skipped
-from prunekit.core.outputs.graph_steps import steps_of
+from prunekit.core.outputs.graph_steps import GraphStep, steps_of
 from prunekit.core.statistics.channel_importance import GroupImportance, entry_scores, reasons_to_stay
 from prunekit.core.statistics.layer_products import LayerProduct, product_of, unfitted
 from prunekit.sparsity.array_ops import array_of
@@ -51,8 +50,8 @@ class LayerShapes:
     reads_floats: bool
 
 
-def _walked(model: Any, inputs: Any) -> tuple[Counter[int], dict[str, LayerShapes]]:
-    """Returns how often each layer is called, by its id, and the shapes of those with one input and one output."""
+def _walked(model: Any, inputs: Any) -> tuple[Sequence[GraphStep], dict[str, LayerShapes]]:
+    """Returns the calls of a model, and the shapes of layers with one input and one output."""
     first = keras.tree.map_structure(lambda leaf: leaf[:1], inputs)
     steps = steps_of(model, first)
     values = dict(zip(steps.inputs, steps.flat_inputs(first), strict=True))
@@ -63,7 +62,23 @@ def _walked(model: Any, inputs: Any) -> tuple[Counter[int], dict[str, LayerShape
             read, written = values[step.reads[0]], values[step.writes[0]]
             floats = "float" in keras.backend.standardize_dtype(read.dtype)
             found[step.layer.name] = LayerShapes(tuple(read.shape[1:]), tuple(written.shape[1:]), floats)
-    return Counter(id(step.layer) for step in steps.steps), found
+    return steps.steps, found
+
+
+def _called(steps: Sequence[GraphStep]) -> dict[int, int]:
+    """Returns which call computes each layer that one call alone computes; see `SearchedModel.called`.
+
+    Not those inside recurrent layers, whose loops show no calls, and inside wrappers, which call them on other shapes.
+    """
+    found: dict[int, list[int]] = {}
+    for step in steps:
+        if not isinstance(step.layer, keras.layers.Layer):
+            continue
+        inside = step.layer._flatten_layers()
+        closed = any(isinstance(one, keras.layers.RNN | keras.layers.Wrapper) for one in inside)
+        for one in [step.layer] if closed else inside:
+            found.setdefault(id(one), []).append(id(step.layer))
+    return {key: calls[0] for key, calls in found.items() if len(calls) == 1}
 
 
 def zeros_of(target: Target) -> float:
@@ -86,6 +101,7 @@ class SearchedModel:
         layouts: The axes of those among them that can have a low rank.
         channels: Its channels.
         orders: The order of removal of each group, by its name.
+        called: id of a layer that is called once, itself or inside another one -> id of the layer of that call.
         shapes: Tensors of each layer that one call reads and writes, by the layer's name.
         skipped: Weights that no level is chosen for, with reasons.
 
@@ -108,19 +124,19 @@ class SearchedModel:
         self.preparation = Preparation(model, options, inputs)
         self._weights = {id(one.variable): one for one in self.preparation.weights}
         targets = [self.preparation.selection.targets[key] for key in self._weights]
-        calls, self.shapes = _walked(model, inputs)
+        steps, self.shapes = _walked(model, inputs)
+        self.called = _called(steps)
         lacking = unfitted(targets) | {
-            target.name: "its layer is called inside another one, or several times"
+            target.name: "its layer is called several times, or inside a recurrent layer or a wrapper"
             for target in targets
-            if calls[id(target.layer)] != 1
+            if id(target.layer) not in self.called
         }
         self.products: dict[str, LayerProduct] = {
             target.name: product_of(target) for target in targets if target.name not in lacking
         }
         # The arrays in the place of a pruned weight would have none of its zeros.
-        possible = [
-            one for one in targets if one.name in self.products and one.role != "embedding" and zeros_of(one) < PRUNED
-        ]
+        alone = [one for one in targets if one.name in self.products and self.called[id(one.layer)] == id(one.layer)]
+        possible = [one for one in alone if one.role != "embedding" and zeros_of(one) < PRUNED]
         self.layouts: dict[str, Layout] = {one.name: layout_of(one) for one in possible if refusal(one) is None}
         known = self.preparation.selection.skipped
         self.skipped = (*known, *(Skipped(name, f"8 bits, since {reason}") for name, reason in lacking.items()))

@@ -199,7 +199,7 @@ class _Scan:
         subject = self._subject
         products: dict[int, list[str]] = {}
         for name, product in subject.products.items():
-            products.setdefault(id(product.target.layer), []).append(name)
+            products.setdefault(subject.called[id(product.target.layer)], []).append(name)
         removals: dict[int | None, list[str]] = {}
         for name in subject.orders:
             values, _ = removal_changes(subject.channels, subject.removed({name: 1}))

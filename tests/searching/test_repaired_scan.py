@@ -326,6 +326,35 @@ def test_of_two_arrays_of_low_rank_one_loses_the_inputs_and_one_the_outputs():
     assert bytes_of["pair"] - bytes_of[""] == pytest.approx(3 * (9 * 4 + 6) + 8 * 3 - 9 * 4 * 6)
 
 
+def test_weights_inside_an_attention_are_measured_as_gptq_rounds_them():
+    keras.utils.set_random_seed(6)
+    inputs = keras.Input((6, 16))
+    x = L.MultiHeadAttention(2, 8, name="attention")(inputs, inputs)
+    model = keras.Model(inputs, L.Dense(3, name="head")(x))
+    signals = FITTED.reshape(96, 8, 16)[:, :6]
+    subject = SearchedModel(model, signals, FLOATS)
+    names = [f"attention/{name}/kernel" for name in ("query", "key", "value", "attention_output")]
+    assert set(subject.products) == {*names, "head/kernel"} and not set(names) & set(subject.layouts)
+    work = RepairedScan(model, batched(signals, 32), batched(signals, 48), list(subject.products.values()), 1e9)
+    levels = Levels((Level(0.0, 8), Level(0.0, 3)))
+    table = scan(subject, lambda: work, levels, Table(), lambda _: None)
+    assert {row.weight for row in table.weights} == set(subject.products)
+    for name in names:
+        errors = {row.bits: row.error for row in table.of_weight(name)}
+        assert 0 < errors[8] < 0.01 * errors[3]
+    # What the quantization of this weight alone computes.
+    product = subject.products[names[0]]
+    work = RepairedScan(model, batched(signals, 32), batched(signals, 48), [], 1e9)
+    grid = functools.partial(subject.grid_of, product.target)
+    (one,) = candidates(product, work.moments(product), [Level(0.0, 3)], grid)
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    options = QuantizationOptions(bits=3, activation_bits="float", method="gptq", include=names[0])
+    quantize_model(copy, options, signals)
+    found = keras.ops.convert_to_numpy(copy.get_layer("attention").query_dense.kernel)
+    np.testing.assert_allclose(found, one.values[0][1], atol=1e-6)
+
+
 def test_weights_without_levels_count_where_they_lose_channels():
     keras.utils.set_random_seed(6)
     inputs = keras.Input((6, 16))
@@ -333,7 +362,8 @@ def test_weights_without_levels_count_where_they_lose_channels():
     x = L.LSTM(12, name="lstm")(x)
     model = keras.Model(inputs, L.Dense(3, name="head")(x))
     subject = SearchedModel(model, FITTED.reshape(96, 8, 16)[:, :6], FLOATS)
-    assert {one.name for one in subject.skipped if "8 bits" in one.reason} >= {"attention/query/kernel", "lstm/kernel"}
+    assert {one.name for one in subject.skipped if "8 bits" in one.reason} >= {"lstm/kernel", "lstm/recurrent_kernel"}
+    assert "attention/query/kernel" in subject.products and "attention/query/kernel" not in subject.layouts
     rows = [
         RemovalRow(name, one.total, n, 0.1 * (one.total - n))
         for name, one in subject.orders.items()
