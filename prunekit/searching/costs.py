@@ -101,7 +101,7 @@ class Costs:
     ):
         self._subject, self._timed = subject, latencies is not None
         table = _restricted(table, techniques)
-        weights = {name: table.of_weight(name) for name in subject.products}
+        weights = {name: self._possible(name, table.of_weight(name)) for name in subject.products}
         groups = {name: table.of_group(name) for name in subject.orders}
         # What no call reads was not measured.
         self._rows = {name: self._undominated(name, rows, packed) for name, rows in weights.items() if rows}
@@ -118,6 +118,12 @@ class Costs:
         self._last = last
         if latencies is not None:
             self.terms = [self._balanced(term) for term in self.terms]
+
+    def _possible(self, name: str, rows: Sequence[WeightRow]) -> list[WeightRow]:
+        """Returns the rows without those that cannot be in the file: full integers look up codes of 8 bits alone."""
+        is_table = self._subject.products[name].target.role == "embedding"
+        whole_bytes = is_table and self._subject.preparation.options.full_integer
+        return [row for row in rows if not whole_bytes or row.bits == 8]
 
     def _undominated(self, name: str, rows: Sequence[WeightRow], packed: bool) -> list[_Stored]:
         """Returns the levels for which no other has fewer bytes and less error, whatever channels are kept.

@@ -531,6 +531,16 @@ def test_the_arena_is_a_bound_and_everything_is_integers(tmp_path):
     assert alone.arena <= 24_000 and alone.drop <= report.drop
 
 
+def test_tables_of_full_integers_have_8_bits():
+    keras.utils.set_random_seed(0)
+    layers = [L.Embedding(60, 16, name="table"), L.GlobalAveragePooling1D(), L.Dense(24, activation="relu"), L.Dense(4)]
+    model = keras.Sequential([keras.Input((10,), dtype="int32"), *layers])
+    words = np.random.default_rng(0).integers(0, 60, (200, 10)).astype("int32")
+    # The smallest of all is made, and has the table in 8 bits: one of 4 bits is no integer of the file.
+    with pytest.raises(ValueError, match=r"No file is so small without training. Received: bytes=1,000; the smallest"):
+        pk.search(model, words, bytes="1kB", target="microcontroller", techniques="quantize")
+
+
 # ---- low rank --------------------------------------------------------------------------------------------------------
 
 
