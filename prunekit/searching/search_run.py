@@ -143,8 +143,8 @@ class SearchRun:
         self._table = scan(subject, lambda: inputs.measure(subject), levels, known, keep, told)
         seconds = None
         if question.is_timed:
-            if self._table.machine != machine() or not self._table.latencies:
-                structures = self._table.extreme_structures()
+            structures = self._table.extreme_structures() if "factorize" in self._techniques else {}
+            if self._table.machine != machine() or not self._table.has_latencies(structures):
                 rows = layer_latencies(self._subject, STORED_BITS, self._progress, structures)
                 self._table = replace(self._table, latencies=tuple(rows), machine=machine())
                 keep(self._table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -123,6 +123,12 @@ class Table(Record):
         for (weight, form), listed in ranks.items():
             found.setdefault(weight, []).extend(Structure(form, (rank,)) for rank in sorted({min(listed), max(listed)}))
         return found
+
+    def has_latencies(self, structures: Mapping[str, Sequence[Structure]]) -> bool:
+        """Returns True if layers were timed, and wherever a layer was, those of low rank that are given as well."""
+        timed = {(row.weight, row.form, row.rank) for row in self.latencies}
+        wanted = {(name, one.form, one.ranks[0]) for name, found in structures.items() for one in found}
+        return bool(timed) and all(row in timed for row in wanted if (row[0], "", 0) in timed)
 
     def of_group(self, name: str) -> list[RemovalRow]:
         """Returns the rows of a group."""

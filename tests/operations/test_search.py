@@ -467,6 +467,9 @@ def test_latency_is_a_bound_and_a_goal(machine, tmp_path):
     assert all(point.seconds > 0 and point.counted_seconds > 0 for point in fast.points)
     rows = json.loads((tmp_path / TABLES["litert"]).read_text())["latencies"]
     assert {(row["weight"], row["bits"]) for row in rows} >= {("second/kernel", 8), ("second/kernel", 4)}
+    # Layers of low rank are timed where they may be chosen.
+    pk.search(model, images, drop=0.4, profile="fast", output=tmp_path, techniques="shrink")
+    assert json.loads((tmp_path / TABLES["litert"]).read_text())["latencies"] == rows
     told = []
     within = pk.search(model, images, latency="15us", output=tmp_path, progress=lambda *one: told.append(one[2])).report
     assert within.seconds <= within.asked_seconds == pytest.approx(15e-6)
