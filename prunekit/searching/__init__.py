@@ -1,4 +1,4 @@
-"""The search for the smallest file: levels of weights and channels, chosen together.
+"""The search for the smallest file: levels and ranks of weights, and channels, chosen together.
 
 - `choice`: one level for each variable, exactly: a mixed-integer program
 - `candidates`: values of weights at each level, and of removals
@@ -6,7 +6,8 @@
 - `searched_model`: what may be changed of a model
 - `latencies`: seconds of layers, each as a file of its own, and of whole files
 - `table`: errors of all levels, one at a time
-- `costs`: errors, bytes and seconds of mixtures
+- `shared_scan`: the same by the nodes of a Ray cluster
+- `costs`: errors, bytes, seconds and arenas of mixtures
 - `judge`: the examples and the metric
 - `building`: the file of a mixture
 - `finding`: the files that are made, until one answers the question
@@ -29,7 +30,15 @@ drop of accuracy varies by as much as a fifth of a point at the same value of ei
 
 The bytes of a kernel are a product: bits of an entry, kept inputs, kept outputs. `choice` has one unknown for each
 entry of such a table, whose sums along the axes are the variables' own; only these are whole numbers, and the program
-is exact. MobileNetV2 has 50,000 unknowns, and takes two seconds.
+is exact. Levels with equal costs share unknowns.
+
+A low rank is a level of a weight, not another model: the product of both rounded arrays stands in the place of the
+kernel, so that rank and bits are measured together, in the same walk. In the costs, one array has the inputs and the
+other one the outputs, so that a removal saves of each what it saves in the file. Zeros of its own such a weight does
+not get: with zeros, packed files of the networks measured chose the whole kernel.
+
+What a layer reads and writes bounds the arena from below. What else is alive then, as the sum that a residual block
+waits for, is known from the files before.
 
 Files, not predictions, are compared with the drop that was asked for. The bound of the error is moved until the file
 holds the drop on examples for the choice; the smallest of these files that holds it on examples that no choice has seen
