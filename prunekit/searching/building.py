@@ -128,9 +128,14 @@ def written(state: QuantizationState, arrays: Mapping[str, tuple[str, ...]], sam
     """Returns a quantized model as a file that was run and compared with its simulation; arguments as for `build`."""
     # The file is compared on a few samples; a simulation of all would take longer than everything else.
     few = keras.tree.map_structure(lambda leaf: keras.ops.convert_to_tensor(leaf[:EXAMPLES]), samples)
+
+    def outputs_of_few() -> list[np.ndarray]:
+        return [array_of(one).astype("float32") for one in keras.tree.flatten(state.model(few, training=False))]
+
+    # By how much the rounding of tensors changes outputs says how far two roundings may be apart.
+    floats = outputs_of_few()
     with state.simulating():
-        simulated = keras.tree.flatten(state.model(few, training=False))
-    known = KnownOutputs(simulation=[array_of(one).astype("float32") for one in simulated])
+        known = KnownOutputs(floats, outputs_of_few())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.tflite")
         _, outputs = export_integers(state, samples, path, known, integer_io=form.integer_io)

@@ -73,21 +73,19 @@ class Candidate:
 
 
 def candidates(
-    product: LayerProduct, moments: LayerMoments, levels: Sequence[Level], grid_of: Callable[[np.ndarray, int], Grid]
+    layer: LayerLevels, levels: Sequence[Level], grid_of: Callable[[np.ndarray, int], Grid]
 ) -> Iterator[Candidate]:
     """Yields a weight at each level, fitted to the outputs of its layer.
 
     Args:
-        product: The product of the weight.
-        moments: Its moments in the model as it is.
+        layer: The weight.
         levels: The levels; where the products are not sums, as those of an embedding, those with a price of bits are
             left out.
         grid_of: Returns the grid for a kernel and so many bits.
     """
-    layer = LayerLevels(product, array_of(product.target.variable), moments)
     by_sparsity: dict[float, list[Level]] = {}
     for level in levels:
-        if level.rate and product.diagonal:
+        if level.rate and layer.product.diagonal:
             continue
         by_sparsity.setdefault(level.sparsity, []).append(level)
     for sparsity, found in by_sparsity.items():
@@ -102,29 +100,22 @@ def candidates(
 
 
 def low_rank_candidates(
-    product: LayerProduct,
-    moments: LayerMoments,
-    layout: Layout,
-    levels: Sequence[Level],
-    grid_of: Callable[[np.ndarray, int], Grid],
+    layer: LayerLevels, layout: Layout, levels: Sequence[Level], grid_of: Callable[[np.ndarray, int], Grid]
 ) -> Iterator[Candidate]:
     """Yields a weight as two arrays of low rank, at each level, fitted to the outputs of its layer.
 
     Args:
-        product: The product of the weight.
-        moments: Its moments in the model as it is.
+        layer: The weight.
         layout: Its axes.
         levels: Bits and prices of bits of both arrays; in floating point none.
         grid_of: Returns the grid for a matrix and so many bits.
     """
     if not levels:
         return
-    layer = LayerLevels(product, array_of(product.target.variable), moments)
-    forms = WindowForms(layer.fit.gram[0], layer.wanted[0], layout)
-    energy = float(moments.output_squares.sum())
-    for structure in _worthwhile(relative(forms.errors(_two_arrays(layout)), energy), layout):
+    work = _LowRank(layer, layout, grid_of)
+    for structure in _worthwhile(relative(work.forms.errors(_two_arrays(layout)), layer.energy), layout):
         for level in levels:
-            factors, entropies = _rounded_factors(forms, structure, level, grid_of)
+            factors, entropies = work.rounded(structure, level)
             yield Candidate(replace(level, structure=structure), layer.values(factors.matrix[None]), entropies)
 
 
@@ -144,19 +135,35 @@ def _worthwhile(errors: Mapping[Structure, float], layout: Layout) -> list[Struc
     return list(found)
 
 
-def _rounded_factors(
-    forms: WindowForms, structure: Structure, level: Level, grid_of: Callable[[np.ndarray, int], Grid]
-) -> tuple[Factors, tuple[float, ...]]:
-    entropies = []
+class _LowRank:
+    """A weight as two arrays on grids."""
 
-    def rounded(matrix: np.ndarray, gram: np.ndarray) -> np.ndarray:
-        grid, price = priced(grid_of(matrix, level.bits or 8), level.rate)
-        scales = np.broadcast_to(grid.spread(matrix)[0], matrix.shape)[None]
-        found = rated_matrix(matrix[None], ordered_factor(gram[None], DAMPING), scales, grid.format, None, price)[0]
-        entropies.append(entropy(grid.codes(found)))
-        return found.astype("float64")
+    def __init__(self, layer: LayerLevels, layout: Layout, grid_of: Callable[[np.ndarray, int], Grid]):
+        gram = layer.fit.gram[0]
+        self.forms, self._grid_of = WindowForms(gram, layer.wanted[0], layout), grid_of
+        # The equations of a wide layer take long to solve, and are the same for all ranks and bits.
+        self._factors: list[tuple[np.ndarray, OrderedFactor]] = [(gram, layer.factor)]
 
-    return forms.changed(structure, rounded), tuple(entropies)
+    def _factor(self, gram: np.ndarray, *, kept: bool) -> OrderedFactor:
+        found = next((factor for one, factor in self._factors if one is gram), None)
+        if found is None:
+            found = ordered_factor(gram[None], DAMPING)
+            self._factors += [(gram, found)] if kept else []
+        return found
+
+    def rounded(self, structure: Structure, level: Level) -> tuple[Factors, tuple[float, ...]]:
+        """Returns both arrays at a level, and the bits of an entry of each."""
+        entropies: list[float] = []
+
+        def change(matrix: np.ndarray, gram: np.ndarray) -> np.ndarray:
+            grid, price = priced(self._grid_of(matrix, level.bits or 8), level.rate)
+            scales = np.broadcast_to(grid.spread(matrix)[0], matrix.shape)[None]
+            factor = self._factor(gram, kept=not entropies)
+            found = rated_matrix(matrix[None], factor, scales, grid.format, None, price)[0]
+            entropies.append(entropy(grid.codes(found)))
+            return found.astype("float64")
+
+        return self.forms.changed(structure, change), tuple(entropies)
 
 
 class LayerLevels:
@@ -166,10 +173,13 @@ class LayerLevels:
         product: The product of the kernel.
         weight: The kernel.
         moments: Moments of its inputs and former outputs.
+
+    Attributes:
+        energy: Squares of the former outputs.
     """
 
     def __init__(self, product: LayerProduct, weight: np.ndarray, moments: LayerMoments):
-        self._product, self.weight = product, weight.astype("float32")
+        self.product, self.weight, self.energy = product, weight.astype("float32"), float(moments.output_squares.sum())
         self.corrects = product.bias(moments.output_sums) is not None
         self.fit = LayerFit(product, moments, centred=self.corrects)
         self._kept = product.matrix(self.weight != 0)
@@ -177,19 +187,20 @@ class LayerLevels:
         self._matrices = product.matrix(self.weight).astype("float64")
 
     @functools.cached_property
-    def _factor(self) -> OrderedFactor:
+    def factor(self) -> OrderedFactor:
+        """Solves the equations of the fit."""
         return ordered_factor(self.fit.gram, DAMPING)
 
     @functools.cached_property
     def wanted(self) -> np.ndarray:
         """The matrices that give the layer's former outputs best, shape (groups, inputs, outputs)."""
-        return self._matrices if self._same else self.fit.best(self._matrices, DAMPING, self._factor)
+        return self._matrices if self._same else self.fit.best(self._matrices, DAMPING, self.factor)
 
     def pruned(self, sparsity: float) -> np.ndarray:
         """Returns the matrices with zeros, the other entries fitted; entries that are zero stay so."""
         first, size = int(np.count_nonzero(self._kept)), self._kept.size
         kept = min(size - pruned_count(sparsity, size), first)
-        if self._product.diagonal:
+        if self.product.diagonal:
             return np.where(keep_largest_of_array(np.abs(self._matrices), kept), self._matrices, 0.0)
         if kept == size:
             return self.wanted
@@ -197,7 +208,7 @@ class LayerLevels:
             return self._matrices
         hessian, _ = damped_hessian(self.fit.gram, DAMPING)
         counts = [kept + round((first - kept) * (1 - number / _ROUNDS) ** 3) for number in range(1, _ROUNDS + 1)]
-        curvature = self._factor.restored(curvatures(self._factor.factor)[..., None])[..., 0]
+        curvature = self.factor.restored(curvatures(self.factor.factor)[..., None])[..., 0]
 
         def select(scores: np.ndarray, mask: np.ndarray, count: int) -> np.ndarray:
             return keep_largest_of_array(np.where(mask & self._kept, scores, -1.0), count)
@@ -206,15 +217,15 @@ class LayerLevels:
 
     def rounded(self, matrices: np.ndarray, grid: Grid, price: float = 0.0) -> np.ndarray:
         """Returns matrices on the grid of their kernel, at a price of bits in errors of its steps; zeros stay zero."""
-        if self._product.diagonal:
-            return self._product.matrix(grid.nearest(self.kernel(matrices)))
+        if self.product.diagonal:
+            return self.product.matrix(grid.nearest(self.kernel(matrices)))
         kernel = self.kernel(matrices)
-        scales = self._product.matrix(np.broadcast_to(grid.spread(kernel)[0], kernel.shape))
-        return rated_matrix(matrices, self._factor, scales, grid.format, matrices != 0, price)
+        scales = self.product.matrix(np.broadcast_to(grid.spread(kernel)[0], kernel.shape))
+        return rated_matrix(matrices, self.factor, scales, grid.format, matrices != 0, price)
 
     def kernel(self, matrices: np.ndarray) -> np.ndarray:
         """Returns matrices in the shape of the kernel, float32."""
-        return self._product.kernel(matrices).astype("float32")
+        return self.product.kernel(matrices).astype("float32")
 
     def shift(self, matrices: np.ndarray) -> np.ndarray | None:
         """Returns what the bias must add, shape (groups, outputs); None without a bias."""
@@ -222,12 +233,12 @@ class LayerLevels:
 
     def values(self, matrices: np.ndarray) -> Values:
         """Returns the values of the kernel and of the bias that makes up for the mean error."""
-        found: Values = [(self._product.target.variable, self.kernel(matrices))]
+        found: Values = [(self.product.target.variable, self.kernel(matrices))]
         shift = self.shift(matrices)
         if shift is None:
             return found
-        bias = self._product.target.layer.bias
-        return [*found, (bias, array_of(bias) + self._product.bias(shift))]
+        bias = self.product.target.layer.bias
+        return [*found, (bias, array_of(bias) + self.product.bias(shift))]
 
 
 def removal_changes(channels: Channels, removed: np.ndarray) -> tuple[Values, dict[int, np.ndarray]]:

@@ -13,6 +13,7 @@ from prunekit.core.layerwise.layerwise import Progress
 from prunekit.searching.candidates import (
     FACTOR_SHARES,
     Candidate,
+    LayerLevels,
     Level,
     candidates,
     low_rank_candidates,
@@ -21,6 +22,7 @@ from prunekit.searching.candidates import (
 from prunekit.searching.latencies import LayerSeconds
 from prunekit.searching.repaired_scan import RepairedScan
 from prunekit.searching.searched_model import SearchedModel
+from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.factorize.forms import Structure
 
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
@@ -229,12 +231,12 @@ class _Scan:
 
     def _of_weight(self, measure: RepairedScan, name: str) -> list[WeightRow]:
         subject, product = self._subject, self._subject.products[name]
-        target, moments = product.target, measure.moments(product)
-        grid_of = functools.partial(subject.grid_of, target)
-        found = candidates(product, moments, self._levels.weights, grid_of)
+        target = product.target
+        layer = LayerLevels(product, array_of(target.variable), measure.moments(product))
+        found = candidates(layer, self._levels.weights, functools.partial(subject.grid_of, target))
         if name in subject.layouts:
             grid_of = functools.partial(subject.grid_of_factor, target)
-            factors = low_rank_candidates(product, moments, subject.layouts[name], self._levels.factors, grid_of)
+            factors = low_rank_candidates(layer, subject.layouts[name], self._levels.factors, grid_of)
             found = itertools.chain(found, factors)
         return [_row(name, one, measure.error(one.values)) for one in found]
 

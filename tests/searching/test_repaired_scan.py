@@ -14,6 +14,7 @@ from prunekit.core.runtime.variable_values import replaced
 from prunekit.core.statistics.layer_products import product_of
 from prunekit.searching.candidates import (
     FACTOR_SHARES,
+    LayerLevels,
     Level,
     LevelSolver,
     candidates,
@@ -26,6 +27,7 @@ from prunekit.searching.judge import batched
 from prunekit.searching.repaired_scan import RepairedScan, ridge
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import SHARES, Levels, RemovalRow, Table, WeightRow, levels_for, scan
+from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.factorize.factorizing import with_structures
 from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.options import QuantizationOptions
@@ -54,6 +56,10 @@ def whole(model):
     subject = SearchedModel(model, FITTED, FLOATS)
     work = RepairedScan(model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9)
     return subject, work
+
+
+def levels_of(work, product):
+    return LayerLevels(product, array_of(product.target.variable), work.moments(product))
 
 
 def test_a_ridge_is_the_least_squares_fit_that_stays_near():
@@ -125,7 +131,7 @@ def test_candidates_have_their_zeros_and_values():
     def grid_of(kernel, bits):
         return subject.grid_of(target, kernel, bits)
 
-    for one in candidates(product, work.moments(product), levels, grid_of):
+    for one in candidates(levels_of(work, product), levels, grid_of):
         kernel = one.values[0][1]
         assert (kernel == 0).mean() >= one.level.sparsity - 0.01
         if one.level.bits is not None:
@@ -141,7 +147,7 @@ def test_a_price_of_bits_saves_entropy_and_is_what_the_quantization_does():
     product = subject.products["stem/kernel"]
     levels = [Level(0.0, 4), Level(0.0, 4, 0.1), Level(0.0, 4, 1.0)]
     grid = functools.partial(subject.grid_of, product.target)
-    found = list(candidates(product, work.moments(product), levels, grid))
+    found = list(candidates(levels_of(work, product), levels, grid))
     assert found[0].entropies > found[1].entropies > found[2].entropies
     errors = [work.error(one.values) for one in found]
     assert max(errors[:2]) < errors[2]
@@ -149,7 +155,7 @@ def test_a_price_of_bits_saves_entropy_and_is_what_the_quantization_does():
     copy.set_weights(model.get_weights())
     options = QuantizationOptions(bits=4, activation_bits="float", method="gptq", include="stem")
     quantize_model(copy, options, FITTED, rates={"stem/kernel": 1.0})
-    (dense,) = candidates(product, work.moments(product), [Level(0.0, 4, 1.0)], grid)
+    (dense,) = candidates(levels_of(work, product), [Level(0.0, 4, 1.0)], grid)
     np.testing.assert_allclose(keras.ops.convert_to_numpy(copy.get_layer("stem").kernel), dense.values[0][1], atol=1e-6)
 
 
@@ -164,8 +170,8 @@ def test_candidates_of_low_rank_are_what_a_factorization_and_a_quantization_comp
     product, layout = subject.products[name], subject.layouts[name]
     while work.steps[work.at].layer is not product.target.layer:
         work.advance()
-    moments, grid_of = work.moments(product), functools.partial(subject.grid_of_factor, product.target)
-    found = list(low_rank_candidates(product, moments, layout, [Level(0.0, 8), Level(0.0, 4)], grid_of))
+    layer, grid_of = levels_of(work, product), functools.partial(subject.grid_of_factor, product.target)
+    found = list(low_rank_candidates(layer, layout, [Level(0.0, 8), Level(0.0, 4)], grid_of))
     assert len(found) >= 4 and {one.level.bits for one in found} == {8, 4}
     for one in found:
         assert len(one.entropies) == 2 and max(one.entropies) <= one.level.bits
@@ -179,7 +185,7 @@ def test_candidates_of_low_rank_are_what_a_factorization_and_a_quantization_comp
     with replaced(last.values):
         predicted = output_error(was, outputs(model, MEASURED))
     assert predicted == pytest.approx(output_error(was, outputs(smaller, MEASURED)), rel=0.1)
-    assert list(low_rank_candidates(product, moments, layout, [], grid_of)) == []
+    assert list(low_rank_candidates(layer, layout, [], grid_of)) == []
 
 
 def test_a_removal_computes_nothing_in_the_channels_and_keeps_other_zeros():
@@ -221,7 +227,7 @@ def test_the_errors_of_weights_add_up_to_that_of_the_mixture(level):
         for product in subject.products.values():
             if product.target.layer is work.steps[work.at].layer:
                 grid = functools.partial(subject.grid_of, product.target)
-                (one,) = candidates(product, work.moments(product), [level], grid)
+                (one,) = candidates(levels_of(work, product), [level], grid)
                 total += work.error(one.values)
         work.advance()
     targets = subject.targets
@@ -346,7 +352,7 @@ def test_weights_inside_an_attention_are_measured_as_gptq_rounds_them():
     product = subject.products[names[0]]
     work = RepairedScan(model, batched(signals, 32), batched(signals, 48), [], 1e9)
     grid = functools.partial(subject.grid_of, product.target)
-    (one,) = candidates(product, work.moments(product), [Level(0.0, 3)], grid)
+    (one,) = candidates(levels_of(work, product), [Level(0.0, 3)], grid)
     copy = keras.models.clone_model(model)
     copy.set_weights(model.get_weights())
     options = QuantizationOptions(bits=3, activation_bits="float", method="gptq", include=names[0])

@@ -55,7 +55,8 @@ class KnownOutputs:
     """Outputs for the samples that were computed before, so that they need not be computed again.
 
     Attributes:
-        float_model: Of the model before its quantization; None if they are not known.
+        float_model: Of the model before its quantization, or of the first ones of the samples; None if they are not
+            known.
         simulation: Of the simulation, with the weights that the model has now, or of the first ones of the samples, on
             which the file is compared then; None if they are not known.
     """
@@ -192,7 +193,10 @@ class _Export:
         rounding = before = None
         if float_outputs is not None:
             rounding = compare(expected, [one[: len(expected[0])] for one in float_outputs], None, subject.loss)
-            before = compare([one[: len(answers[0])] for one in float_outputs], answers, subject.labels, subject.loss)
+            known_count = min(len(float_outputs[0]), len(answers[0]))
+            theirs, others = ([one[:known_count] for one in outputs] for outputs in (float_outputs, answers))
+            labels = None if subject.labels is None else subject.labels[:known_count]
+            before = compare(theirs, others, labels, subject.loss)
         _check(tensors, simulation, rounding, found.formats.activations)
         float_bytes = self._float_bytes(len(made.content))
         notes = (*unexpected, *_notes(len(made.content), float_bytes, tensors))

@@ -137,7 +137,9 @@ class _Blocks:
         rows, outputs = len(matrix) // count, matrix.shape[1]
         split = matrix.reshape(count, rows, outputs)
         self._wide = split.transpose(1, 0, 2).reshape(rows, -1)
-        if gram.ndim == 1:
+        if count == 1:
+            self.shared = gram
+        elif gram.ndim == 1:
             self.shared = gram.reshape(count, rows).sum(axis=0)
         else:
             self.shared = np.einsum("bibj->ij", gram.reshape(count, rows, count, rows))
