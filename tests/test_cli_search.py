@@ -72,7 +72,7 @@ def test_too_few_bytes_are_answered_with_what_is_possible(run, stored):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["Missing option '--drop', '--bytes' or '--latency'"]),
+        ([], ["Missing option '--drop', '--bytes', '--latency' or '--arena'"]),
         (["--latency", "2 seconds"], ["--latency", "a time, such as 2ms"]),
         (["--drop", "0.1", "--epochs", "1"], ["--epochs trains on other examples", "all of 'data.npz' drawn"]),
         (["--drop", "-1"], ["--drop"]),

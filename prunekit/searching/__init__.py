@@ -2,13 +2,13 @@
 
 - `choice`: one level for each variable, exactly: a mixed-integer program
 - `candidates`: values of weights at each level, and of removals
+- `judge`: the examples and the metric
 - `repaired_scan`: a model with changed weights, the layers behind them fitted
 - `searched_model`: what may be changed of a model
 - `latencies`: seconds of layers, each as a file of its own, and of whole files
 - `table`: errors of all levels, one at a time
 - `shared_scan`: the same by the nodes of a Ray cluster
 - `costs`: errors, bytes, seconds and arenas of mixtures
-- `judge`: the examples and the metric
 - `building`: the file of a mixture
 - `finding`: the files that are made, until one answers the question
 - `search_report`: the report
