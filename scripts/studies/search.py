@@ -159,6 +159,7 @@ def dense_accuracy(name: str) -> float:
 def page(results: Results) -> str:
     """Returns the page."""
     rows, fast = [], []
+    shares: dict[str, list[float]] = {}
     for run in RUNS:
         if run not in results.values:
             continue
@@ -168,6 +169,8 @@ def page(results: Results) -> str:
         keys = (f"{name}; {goal}; {other}" for other, used in WAYS[goal].items() if len(used) == 1)
         alone = [results.values[key][cost] for key in keys if key in results.values]
         share = f"{found[cost] / min(alone):.2f}" if alone else "–"
+        if way == "together" and alone:
+            shares.setdefault(cost, []).append(found[cost] / min(alone))
         network, drop, test = f"{NETWORKS[name]} ({dense:.4f})", f"{found['drop']:.4f}", f"{found['test']:.4f}"
         if goal == "fast":
             times = (f"{1000 * found['call']:.3f}", f"{1000 * found['before']:.3f}", share, f"{found['bytes']:,}")
@@ -178,9 +181,20 @@ def page(results: Results) -> str:
         ranks = "–" if found["ranks"] is None else f"{found['ranks']:.2f}"
         cells = (network, TITLES[goal], way, f"{found['bytes']:,}", share, drop, test, str(found["files"]), ranks)
         rows.append(f"| {' | '.join(cells)} | {found['seconds']} |\n")
-    text = HEAD + "".join(rows) + (FAST + "".join(fast) if fast else "")
+    text = HEAD + "".join(rows) + _wanted(shares, "bytes", 0.8)
+    text += FAST + "".join(fast) + _wanted(shares, "call", 0.9) if fast else ""
     text += _held(results.values[HELD]) if HELD in results.values else ""
     return text + (_large(results.values[LARGE]) if LARGE in results.values else "")
+
+
+def _wanted(shares: dict[str, list[float]], cost: str, wanted: float) -> str:
+    """Returns what all techniques together take of the best single one."""
+    found = sorted(shares.get(cost, []))
+    if not found:
+        return ""
+    what = {"bytes": "bytes", "call": "time"}[cost]
+    listed = ", ".join(f"{one:.2f}" for one in found)
+    return f"\nTogether: {listed} of the {what} of the best technique alone (wanted: at most {wanted}).\n"
 
 
 def _large(found: dict[str, float]) -> str:
