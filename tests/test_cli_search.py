@@ -65,7 +65,7 @@ def test_bolder_files_are_trained_on_the_examples_that_were_not_drawn(run, store
 
 def test_too_few_bytes_are_answered_with_what_is_possible(run, stored):
     code, out, err = run("search", stored, "--data", "data.npz", "--bytes", "0.3kB")
-    assert (code, out) == (2, "") and "error: No file is so small without training. Received: bytes=300;" in err
+    assert (code, out) == (2, "") and "error: No file meets all bounds without training. Received: bytes=300;" in err
 
 
 @pytest.mark.short(cases=3)

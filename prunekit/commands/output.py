@@ -82,14 +82,16 @@ def no_run(directory: str, reason: str) -> click.UsageError:
 def step_lines() -> Callable[[int, int, str], None]:
     """Returns a function that tells each step of a long command on standard error, with the time that is left.
 
-    The function takes the number of steps that are done, the number of all, and a text; fewer than before begin anew.
+    The function takes the number of steps that are done, the number of all, and a text. Another number of all steps is
+    another operation, whose steps take a time of their own.
     """
     from prunekit.recipe.state.progress import TimeLeft
 
-    left = TimeLeft()
+    left: dict[int, TimeLeft] = {}
 
     def say(done: int, total: int, text: str) -> None:
-        click.echo(with_time_left(f"[{done}/{total}] {text}", left.after(done, total)), err=True)
+        seconds = left.setdefault(total, TimeLeft()).after(done, total)
+        click.echo(with_time_left(f"[{done}/{total}] {text}", seconds), err=True)
 
     return say
 

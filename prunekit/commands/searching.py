@@ -27,6 +27,15 @@ def _latency(text: str) -> float | str:
     return value
 
 
+def _arena(text: str) -> float:
+    """Returns bytes; without a unit, too: those of microcontrollers are few."""
+    try:
+        value: float | str = float(text)
+    except ValueError:
+        value = text
+    return number_of_bytes("--arena", value)
+
+
 @click.command()
 @click.argument("model")
 @data_options("Examples to choose and to judge by, best some that MODEL was not trained on", required=True)
@@ -45,7 +54,7 @@ def _latency(text: str) -> float | str:
 )
 @click.option(
     "--arena",
-    type=Parsed(partial(number_of_bytes, "--arena")),
+    type=Parsed(_arena),
     metavar="BYTES",
     help="Most memory for activations, such as 64kB, as LiteRT for Microcontrollers plans it.",
 )

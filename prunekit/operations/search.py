@@ -18,6 +18,7 @@ from prunekit.delivery.litert.model_measures import check_measure
 from prunekit.delivery.plots.files_plot import files_figure
 from prunekit.delivery.plots.plots import to_png
 from prunekit.operations.search_training import MixtureTraining
+from prunekit.searching.building import FORMS
 from prunekit.searching.costs import TECHNIQUES
 from prunekit.searching.judge import SearchData
 from prunekit.searching.search_report import SearchReport
@@ -101,7 +102,7 @@ def search(  # noqa: PLR0913
             was not trained on. Inputs alone: the drop is one of agreement with the model.
         drop: By how much the metric may become worse, in its own unit: 0.005 = half a point of accuracy. The metric is
             the first that the model is compiled with, else the accuracy for labels that are classes, else the loss.
-            None: the least drop within `bytes` and `latency`.
+            None: the least drop within the other bounds.
         bytes: Most bytes of the file, such as "200kB".
         latency: Most time of a call on this machine, one thread: "2ms", or a share of that of the model's float32
             LiteRT file: 0.5.
@@ -125,7 +126,8 @@ def search(  # noqa: PLR0913
         seed: Seed of the draw of the examples for each purpose.
         memory: Largest number of bytes of activations that are kept; less memory costs time, not accuracy.
         workers: "ray": the nodes of a Ray cluster (that of RAY_ADDRESS or of this machine, one processor for each part)
-            measure the levels, whose results are the same up to rounding; files are made here. None = this process.
+            measure the levels, in up to 16 parts, each with `memory`; results are the same up to rounding. Files are
+            made here. None = this process.
         progress: Told of each scanned weight and each file: (done, total, text).
 
     Raises:
@@ -170,7 +172,7 @@ def search(  # noqa: PLR0913
         folder = checked_folder(output, "search", (*TABLES.values(), REPORT, PICTURE, MODEL, FILE, PACKED))
         folder.mkdir(parents=True, exist_ok=True)
     examples = SearchData(data, whole("seed", seed, 0), everything=teacher is not None and teacher.needs_examples)
-    train = None if teacher is None else teacher.of(examples, full_integer=target == "microcontroller")
+    train = None if teacher is None else teacher.of(examples, full_integer=FORMS[target].full_integer)
     work = SearchRun(model, examples, target, allowed, number_of_bytes("memory", memory), progress, workers=workers)
     question = work.question(most_drop, most_bytes, most_time, profile, most_arena)
     work.scan(None if folder is None else folder / TABLES[target], question)

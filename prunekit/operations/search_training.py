@@ -10,7 +10,7 @@ import keras
 from prunekit.core.data.calibration import CheckedData, weighted_batches_of
 from prunekit.core.outputs.output_metrics import Batches
 from prunekit.operations.quantization_callback import QuantizationCallback
-from prunekit.searching.judge import SearchData
+from prunekit.searching.judge import SearchData, batched
 from prunekit.searching.search_run import Train
 from prunekit.sparsity.arguments import positive, whole
 from prunekit.suggestions import did_you_mean
@@ -86,7 +86,9 @@ class MixtureTraining:
                 )
 
         def train(model: Any, bits: Mapping[str, int], zeros: Sequence[str]) -> QuantizationState:
-            callback = QuantizationCallback(examples.fitted, bits=dict(bits), full_integer=full_integer)
+            callback = QuantizationCallback(
+                batched(examples.fitted, _BATCH), bits=dict(bits), full_integer=full_integer
+            )
             callbacks = [*([KeepZeros(include=list(zeros))] if zeros else []), callback]
             callbacks.append(DistillationCallback(self._model))
             if self._function is not None:

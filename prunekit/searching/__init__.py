@@ -7,7 +7,7 @@
 - `searched_model`: what may be changed of a model
 - `latencies`: seconds of layers, each as a file of its own, and of whole files
 - `table`: errors of all levels, one at a time
-- `shared_scan`: the same by the nodes of a Ray cluster
+- `shared_scan`: the table measured by a Ray cluster
 - `costs`: errors, bytes, seconds and arenas of mixtures
 - `building`: the file of a mixture
 - `finding`: the files that are made, until one answers the question
@@ -34,11 +34,11 @@ is exact. Levels with equal costs share unknowns.
 
 A low rank is a level of a weight, not another model: the product of both rounded arrays stands in the place of the
 kernel, so that rank and bits are measured together, in the same walk. In the costs, one array has the inputs and the
-other one the outputs, so that a removal saves of each what it saves in the file. Zeros of its own such a weight does
-not get: with zeros, packed files of the networks measured chose the whole kernel.
+other one the outputs, so that a removal saves of each what it saves in the file. Arrays of low rank are not pruned: in
+packed files of the networks measured, pruned whole kernels were smaller.
 
-What a layer reads and writes bounds the arena from below. What else is alive then, as the sum that a residual block
-waits for, is known from the files before.
+Each layer has to have room for what it reads and writes. What the arena holds besides, such as the tensor that a
+residual block adds at its end, is known from the files before.
 
 Files, not predictions, are compared with the drop that was asked for. The bound of the error is moved until the file
 holds the drop on examples for the choice; the smallest of these files that holds it on examples that no choice has seen

@@ -106,7 +106,9 @@ def build(
     kept = {name: count for name, count in mixture.kept.items() if count < subject.orders[name].total}
     options = ShrinkOptions(criterion=CRITERION, repair="weights")
     if kept:
-        model = remove_channels(subject.model, KeptChannels(kept), options, inputs, memory=memory).model
+        model = remove_channels(
+            subject.model, KeptChannels(kept), options, batched(inputs, _BATCH), memory=memory
+        ).model
     else:
         model = copied(subject.model)
     model, arrays = _with_low_rank(model, mixture, inputs, memory)
@@ -115,7 +117,7 @@ def build(
     bits: dict[str, Any] = {name: level.bits for name, level in levels.items()}
     rounding = replace(subject.preparation.options, bits=bits, method="gptq")
     rates = {name: level.rate for name, level in levels.items()}
-    state = quantize_model(model, rounding, inputs, memory=memory, rates=rates)
+    state = quantize_model(model, rounding, batched(inputs, _BATCH), memory=memory, rates=rates)
     return written(state, arrays, samples, form)
 
 
@@ -132,7 +134,7 @@ def written(state: QuantizationState, arrays: Mapping[str, tuple[str, ...]], sam
     def outputs_of_few() -> list[np.ndarray]:
         return [array_of(one).astype("float32") for one in keras.tree.flatten(state.model(few, training=False))]
 
-    # By how much the rounding of tensors changes outputs says how far two roundings may be apart.
+    # The file may differ from the simulation by some of what the rounding of tensors changes.
     floats = outputs_of_few()
     with state.simulating():
         known = KnownOutputs(floats, outputs_of_few())
@@ -147,9 +149,10 @@ def _with_low_rank(model: Any, mixture: Mixture, inputs: Any, memory: float) -> 
     """Returns a model with the low ranks of a mixture, and the names of its arrays; see `Built.arrays`."""
     structures = {name: one.structure for name, one in mixture.levels.items() if one.structure is not None}
     layers: dict[str, tuple[str, ...]] = {}
+    new: dict[str, str] = {}
     if structures:
         model, layers = with_structures(model, structures, batched(inputs, _BATCH), memory=memory)
-    new = {target.layer.name: target.name for target in find_targets(model)[0]}
+        new = {target.layer.name: target.name for target in find_targets(model)[0]}
     return model, {name: (*(new[layer] for layer in layers.get(name, ())), name) for name in mixture.levels}
 
 

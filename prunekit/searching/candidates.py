@@ -31,8 +31,8 @@ from prunekit.techniques.quantize.rounding.rate import priced, rated_matrix
 
 # Rounds in which the weights of a layer are removed, as the criterion "output_error" does.
 _ROUNDS = 16
-# Largest shares of a weight's entries that its factors may have, and the largest squared error of the layer's outputs,
-# relative to the outputs: that of some 3 bits, which are as many bytes as 0.4 of the entries with 8.
+# Largest shares of a weight's entries that its factors may have; and the largest squared error of the layer's outputs,
+# relative to the outputs, at which a rank is measured: 3 bits for each entry make about as much.
 FACTOR_SHARES = (0.7, 0.5, 0.35, 0.25, 0.15, 0.08)
 _MOST_ERROR = 0.05
 
@@ -156,7 +156,9 @@ class _LowRank:
         entropies: list[float] = []
 
         def change(matrix: np.ndarray, gram: np.ndarray) -> np.ndarray:
-            grid, price = priced(self._grid_of(matrix, level.bits or 8), level.rate)
+            if level.bits is None:
+                raise ValueError("Arrays of low rank are measured as integers. Received: a level in floating point.")
+            grid, price = priced(self._grid_of(matrix, level.bits), level.rate)
             scales = np.broadcast_to(grid.spread(matrix)[0], matrix.shape)[None]
             factor = self._factor(gram, kept=not entropies)
             found = rated_matrix(matrix[None], factor, scales, grid.format, None, price)[0]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -76,19 +77,21 @@ def totals(terms: Sequence[Term], levels: Sequence[int]) -> dict[str, float]:
 def choose(
     sizes: Sequence[int],
     terms: Sequence[Term],
-    minimised: str,
+    minimised: str | Sequence[str],
     bounds: Mapping[str, float],
     *,
     seconds: float = _SECONDS,
+    explains: bool = True,
 ) -> Choice:
     """Returns the choice of least total of one cost within bounds of others.
 
     Args:
         sizes: Number of levels of each variable.
         terms: The costs.
-        minimised: Name of a cost.
+        minimised: Name of a cost; of several ones, the largest is minimised.
         bounds: Name of another cost -> its largest total.
         seconds: Time after which the best choice that was found is returned, with its gap.
+        explains: True finds the least of each bounded cost if there is no choice, which takes one program for each.
 
     Raises:
         Unreachable: No choice meets the bounds.
@@ -100,7 +103,7 @@ def choose(
         if found is not None and all(found.totals[name] <= most * (1 + _ROUNDING) for name, most in bounds.items()):
             return found
     least: dict[str, float | None] = {}
-    for name in bounds:
+    for name in bounds if explains else ():
         others = {other: bound for other, bound in bounds.items() if other != name}
         best = program.solve(name, others, seconds)
         least[name] = None if best is None else best.totals[name]
@@ -112,6 +115,14 @@ def _classes(term: Term, axis: int) -> np.ndarray:
     stacked = np.stack([np.moveaxis(np.asarray(table, "float64"), axis, 0) for table in term.costs.values()], axis=1)
     found: np.ndarray = np.unique(stacked.reshape(len(stacked), -1), axis=0, return_inverse=True)[1].reshape(-1)
     return found
+
+
+def _widened(matrix: Any) -> Any:
+    """Returns a sparse matrix with a column of zeros more."""
+    from scipy.sparse import csr_array
+
+    found = csr_array(matrix)
+    return csr_array((found.data, found.indices, found.indptr), (found.shape[0], found.shape[1] + 1))
 
 
 class _Program:
@@ -170,7 +181,9 @@ class _Program:
                 found[at] += np.asarray(term.costs[name], "float64").ravel()[first]
         return found
 
-    def solve(self, minimised: str, bounds: Mapping[str, float], seconds: float, less: float = 0.0) -> Choice | None:
+    def solve(
+        self, minimised: str | Sequence[str], bounds: Mapping[str, float], seconds: float, less: float = 0.0
+    ) -> Choice | None:
         """Returns the best choice within bounds, each smaller by a share; None if there is none."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array, vstack
@@ -183,14 +196,24 @@ class _Program:
             # Bounds of all magnitudes, such as bytes and errors, are met to the same relative tolerance.
             scales = [max(abs(bound), 1e-30) for bound in bounds.values()]
             scaled = vstack([csr_array((row / scale)[None]) for row, scale in zip(rows, scales, strict=True)])
-            most = [bound / scale - less for bound, scale in zip(bounds.values(), scales, strict=True)]
-            constraints.append(LinearConstraint(scaled, -np.inf, most))
-        goal = self._coefficients(minimised)
-        largest = float(np.abs(goal).max()) or 1.0
-        binary = np.zeros(self.unknowns)
+            limits = [bound / scale - less for bound, scale in zip(bounds.values(), scales, strict=True)]
+            constraints.append(LinearConstraint(scaled, -np.inf, limits))
+        binary, most = np.zeros(self.unknowns), np.ones(self.unknowns)
         binary[: self._starts[-1]] = 1
+        if isinstance(minimised, str):
+            goal = self._coefficients(minimised)
+            goal = goal / (float(np.abs(goal).max()) or 1.0)
+        else:
+            # One more unknown, which no cost exceeds.
+            several = np.stack([self._coefficients(name) for name in minimised])
+            several = several / (float(np.abs(several).max()) or 1.0)
+            constraints = [LinearConstraint(_widened(one.A), one.lb, one.ub) for one in constraints]
+            bounded = csr_array(np.hstack([several, -np.ones((len(several), 1))]))
+            constraints.append(LinearConstraint(bounded, -np.inf, 0))
+            goal = np.append(np.zeros(self.unknowns), 1.0)
+            binary, most = np.append(binary, 0), np.append(most, np.inf)
         options = {"mip_rel_gap": _GAP, "time_limit": seconds}
-        found = milp(goal / largest, integrality=binary, bounds=Bounds(0, 1), constraints=constraints, options=options)
+        found = milp(goal, integrality=binary, bounds=Bounds(0, most), constraints=constraints, options=options)
         if found.x is None:
             if found.status == 1:
                 raise TimeoutError(f"No choice was found in {seconds:g} seconds.")

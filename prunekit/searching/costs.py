@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -22,10 +21,8 @@ from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES, sto
 
 # Removal of channels, low rank, fewer than 8 bits, zeros.
 TECHNIQUES = get_args(SearchTechnique)
-# The bytes that one layer reads and writes; "arena" alone: their sum over the layers, and of a mixture the largest.
+# The most bytes that a layer reads and writes. In the program each layer has a cost of its own.
 ARENA = "arena"
-# What is counted of a mixture.
-COSTS = ("bytes", "latency", ARENA)
 # Bytes of an output channel besides its entries: a scale and a bias of 32 bits.
 _CHANNEL = 8
 
@@ -71,7 +68,9 @@ class _Stored:
         if self.row.error > other.row.error or (timed and kinds[0] != kinds[1]):
             return False
         if self.row.form:
-            return bool(other.row.form) and all(a <= b for a, b in zip(self.bytes, other.bytes, strict=True))
+            # Of a smaller rank is what it reads and writes between, too, and its time.
+            fewer = all(a <= b for a, b in zip(self.bytes, other.bytes, strict=True)) if other.row.form else False
+            return fewer and self.row.rank <= other.row.rank
         return self.total <= other.total
 
 
@@ -109,13 +108,13 @@ class Costs:
         self._number = {name: i for i, name in enumerate([*self._rows, *self._groups])}
         self.sizes = [*map(len, self._rows.values()), *map(len, self._groups.values())]
         self.terms = [*self._errors(), *itertools.chain.from_iterable(map(self._bytes, self._rows)), *self._others()]
+        self._arenas: list[str] = []
         for name in self._rows:
             self.terms += self._latencies(name, (latencies or {}).get(name, []))
             self.terms += self._arena(name)
         # The last level of a weight is the whole one of the most bits, the first row of a group has all channels.
         last = [len(rows) - 1 for rows in self._rows.values()] + [0] * len(self._groups)
         self.whole = {name: value for name, value in totals(self.terms, last).items() if name in ("bytes", "latency")}
-        self._last = last
         if latencies is not None:
             self.terms = [self._balanced(term) for term in self.terms]
 
@@ -197,20 +196,32 @@ class Costs:
         return found
 
     def _arena(self, name: str) -> list[Term]:
-        """Returns the bytes that a weight's layer reads and writes."""
-        target = self._subject.products[name].target
-        shapes = self._subject.shapes.get(target.layer.name)
+        """Returns the bytes that a weight's layer reads and writes; of two layers of low rank, those of each."""
+        target, rows = self._subject.products[name].target, self._rows[name]
+        shapes = self._subject.shapes.get(id(target.layer))
         if shapes is None:
             return []
         axes = self._subject.channels.links.weights.get(id(target.variable))
-        found = []
-        for shape, numbers in ((shapes.inputs, target.in_axes), (shapes.outputs, target.out_axes)):
-            parts = [self._parts(axes, axis, target.shape[axis]) for axis in numbers]
-            # The same at all levels.
-            of_entry = math.prod(shape) / math.prod(target.shape[axis] for axis in numbers)
-            levels = np.full(len(self._rows[name]), of_entry)
-            found += self._products(parts, (self._number[name],), levels, f"{ARENA} {name}")
-        return [replace(term, costs={**term.costs, ARENA: next(iter(term.costs.values()))}) for term in found]
+        # A depthwise kernel has its inputs along its outputs.
+        sides = {"inputs": target.in_axes or target.out_axes[:1], "outputs": target.out_axes}
+        entries, found = shapes.entries(target), []
+
+        def part(cost: str, side: str, factors: Sequence[float]) -> list[Term]:
+            read = sides[side]
+            of_entry = np.array(factors) * entries[side] / math.prod(target.shape[axis] for axis in read)
+            parts = [self._parts(axes, axis, target.shape[axis]) for axis in read]
+            return self._products(parts, (self._number[name],), of_entry, cost)
+
+        first, second = f"{ARENA} {name}", f"{ARENA} {name}, second layer"
+        low_rank = [float(bool(one.row.form)) for one in rows]
+        found = part(first, "inputs", [1.0] * len(rows)) + part(first, "outputs", [1.0 - one for one in low_rank])
+        self._arenas.append(first)
+        if any(low_rank):
+            found += part(second, "outputs", low_rank)
+            between = np.array([float(shapes.between(target, one.row.structure)) for one in rows])
+            found += [Term((self._number[name],), {cost: between}) for cost in (first, second)]
+            self._arenas.append(second)
+        return found
 
     def _balanced(self, term: Term) -> Term:
         """Returns a term with what is minimised where bytes and latency count alike."""
@@ -279,21 +290,33 @@ class Costs:
         Raises:
             Unreachable: There is none.
         """
+        return self._mixture(self._chosen(name, bounds, explains=False))
+
+    def least_of_each(self, bounds: Mapping[str, float]) -> dict[str, float | None]:
+        """Returns the least of each bounded cost while the other bounds hold; None where these cannot be met."""
+        found: dict[str, float | None] = {}
+        for name in bounds:
+            others = {other: most for other, most in bounds.items() if other != name}
+            try:
+                mixture = self._mixture(self._chosen(name, others, explains=False))
+            except Unreachable:
+                found[name] = None
+            else:
+                found[name] = mixture.error if name == "error" else mixture.costs[name]
+        return found
+
+    def _chosen(self, name: str, bounds: Mapping[str, float], *, explains: bool) -> Choice:
         most = dict(bounds)
         if ARENA in most:
-            # Every layer has the bound; those that meet it as they are, are left out.
-            arena, whole = most.pop(ARENA), totals(self.terms, self._last)
-            most |= {layer: arena for layer, value in whole.items() if layer.startswith(f"{ARENA} ") and value > arena}
-        try:
-            return self._mixture(choose(self.sizes, self.terms, name, most))
-        except Unreachable as unreachable:
-            least = _largest_arena(unreachable.least)
-            if ARENA in bounds and least.get(ARENA) is None:
-                # No layer's bound can be met with those of the others.
-                with contextlib.suppress(Unreachable):
-                    others = {other: value for other, value in bounds.items() if other != ARENA}
-                    least[ARENA] = self.least(ARENA, others).costs[ARENA]
-            raise Unreachable(least) from unreachable
+            arena = most.pop(ARENA)
+            most |= dict.fromkeys(self._arenas, arena)
+        return choose(self.sizes, self.terms, self._arenas if name == ARENA else name, most, explains=explains)
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The costs that are counted here."""
+        found = {"bytes": True, "latency": self._timed, ARENA: bool(self._arenas)}
+        return tuple(name for name, is_counted in found.items() if is_counted)
 
     @property
     def errors(self) -> tuple[float, float]:
@@ -307,16 +330,9 @@ class Costs:
         at = dict(zip(self._number, choice.levels, strict=True))
         levels = {name: rows[at[name]].row.level for name, rows in self._rows.items()}
         kept = {name: rows[at[name]].kept for name, rows in self._groups.items()}
-        found = _largest_arena(choice.totals)
-        costs = {name: float(value) for name, value in found.items() if value is not None and name in COSTS}
+        found = {**choice.totals, ARENA: max((choice.totals[name] for name in self._arenas), default=0.0)}
+        costs = {name: found[name] for name in self.counted}
         return Mixture(levels, kept, choice.totals["error"], costs, choice.gap)
-
-
-def _largest_arena(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Returns values with the largest one of the layers' arenas in their place."""
-    layers = [value for name, value in values.items() if name.startswith(f"{ARENA} ")]
-    found = {name: value for name, value in values.items() if not name.startswith(ARENA)}
-    return found | ({ARENA: None if None in layers else max(layers)} if layers else {})  # type: ignore[type-var]
 
 
 def _restricted(table: Table, techniques: Sequence[str]) -> Table:

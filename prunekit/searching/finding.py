@@ -15,6 +15,7 @@ from prunekit.searching.building import Built
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import ARENA, Costs, Mixture
 from prunekit.sparsity.shorthands import SearchProfile
+from prunekit.techniques.factorize.new_model import UnequalOutputsError
 
 # What each profile minimises: a cost.
 MINIMISED = {"small": "bytes", "balanced": "balanced", "fast": "latency"}
@@ -128,7 +129,7 @@ class Finder:
     progress: Progress
     made: list[Made] = field(default_factory=list, init=False)
     notes: list[str] = field(default_factory=list, init=False)
-    _unreachable: Unreachable | None = field(default=None, init=False)
+    _unmet: Mapping[str, float] = field(default_factory=dict, init=False)
 
     def found(self) -> Made:
         """Returns the file that answers the question.
@@ -256,7 +257,7 @@ class Finder:
         """Returns True if the file of least cost within an error holds the drop on the examples for the choice."""
         try:
             one = self._within(error, train)
-        except (IntegerExportError, ScriptFailed, TimeoutError, FloatingPointError) as failure:
+        except (IntegerExportError, UnequalOutputsError, ScriptFailed, TimeoutError, FloatingPointError) as failure:
             self.notes.append(f"A file was not made: {failure}")
             return False
         # Without a file, more error is allowed, until others of the bounds can be met.
@@ -269,8 +270,8 @@ class Finder:
             bounds = {"error": error} | self._counted(self.question.costs)
             try:
                 found = self._file(self.costs.least(MINIMISED[self.question.profile], bounds), train)
-            except Unreachable as unreachable:
-                self._unreachable = unreachable
+            except Unreachable:
+                self._unmet = bounds
                 return None
             # What a file has besides the counted costs is known after the first one.
             if found.meets(self.question.costs) or len(self.made) == count:
@@ -282,9 +283,11 @@ class Finder:
         files = [one for one in self.made if not one.is_trained]
         if not files:
             # Layers as files of their own take longer than in one file: nothing is known before the first one.
-            return {name: most for name, most in bounds.items() if name != "latency"}
+            return {name: most for name, most in bounds.items() if name != "latency" and name in self.costs.counted}
         found = {}
         for name, most in bounds.items():
+            if name not in self.costs.counted:
+                continue
             near = min(files, key=lambda one: abs(one.costs[name] - most))
             found[name] = near.mixture.costs[name] + (most - near.costs[name]) / self._scale(name)
         return found
@@ -307,7 +310,7 @@ class Finder:
             if held:
                 reach = f"the best file with this drop has {min(held, key=self._goal)}"
             else:
-                least = {} if self._unreachable is None else self._unreachable.least
+                least = self.costs.least_of_each(self._unmet)
                 told = [
                     _told(name, value, "counted ")
                     for name, value in least.items()
@@ -325,7 +328,7 @@ class Finder:
         without = " without training" if self.train is None else ""
         return f"No file holds the drop{without}. Received: {question}{reach}. {remedy}{why}"
 
-    # ---- within bytes and latency ------------------------------------------------------------------------------------
+    # ---- within bytes, latency and arena -----------------------------------------------------------------------------
 
     def _within_costs(self) -> Made:
         """Returns the file of least drop within the bounds of its costs, among those of least predicted error."""
@@ -346,13 +349,14 @@ class Finder:
             counted = nearer
         if self._answer() is None:
             # The least of what the bounds are about.
-            self._file(self.costs.least("balanced" if {"bytes", "latency"} <= set(bounds) else next(iter(bounds)), {}))
+            known = [name for name in bounds if name in self.costs.counted] or ["bytes"]
+            self._file(self.costs.least("balanced" if {"bytes", "latency"} <= set(known) else known[0], {}))
         best = self._answer()
         if best is None:
             smallest = min(self.made, key=lambda one: max(one.costs[name] / most for name, most in bounds.items()))
             raise ValueError(
-                f"No file is so small without training. Received: {self.question}; the smallest of {len(self.made)} "
-                f"files has {smallest}. Allow more."
+                f"No file meets all bounds without training. Received: {self.question}; the nearest of "
+                f"{len(self.made)} files has {smallest}. Allow more."
             )
         if self.train is not None:
             self._file(best.mixture, self.train)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -126,11 +127,11 @@ def layer_latencies(
     for name in names.values():
         layer = subject.products[name].target.layer
         # A lookup of whole numbers takes next to no time.
-        if layer.name not in subject.shapes or not subject.shapes[layer.name].reads_floats:
+        if id(layer) not in subject.shapes or not subject.shapes[id(layer)].reads_floats:
             continue
         for structure, width in itertools.product((None, *(structures or {}).get(name, ())), bits):
             for corner in _corners(layer, structure):
-                one = _OneLayer(layer, subject.shapes[layer.name].inputs, width, *corner, structure)
+                one = _OneLayer(layer, subject.shapes[id(layer)].inputs, width, *corner, structure)
                 makers.setdefault(one.key, one.file)
                 wanted.setdefault((name, width, structure), []).append((*one.shares, one.key))
     numbers = {key: number for number, key in enumerate(makers)}
@@ -146,8 +147,15 @@ def layer_latencies(
     rows = []
     for (name, width, structure), corners in wanted.items():
         points = [(u, v, found.seconds(numbers[key])) for u, v, key in corners]
-        of_rank = ("", 0) if structure is None else (structure.form, structure.ranks[0])
-        rows.append(LayerSeconds(name, width, *_bilinear(points), *of_rank))
+        if structure is None:
+            rows.append(LayerSeconds(name, width, *_bilinear(points)))
+            continue
+        parts = _bilinear(points)
+        if len(points) == 1:
+            # One of the two layers has the inputs, the other one the outputs.
+            first, second = (math.prod(shape) for shape in subject.layouts[name].shapes(structure))
+            parts = 0.0, points[0][2] * first / (first + second), points[0][2] * second / (first + second), 0.0
+        rows.append(LayerSeconds(name, width, *parts, structure.form, structure.ranks[0]))
     return rows
 
 

@@ -127,7 +127,8 @@ class SearchReport(Displayed):
         seconds_before: Those of the model's LiteRT file in float32.
         alone: What each technique alone, and all of them, reach at the same predicted error.
         asked_arena: The most bytes for activations that were asked for; None if none were.
-        arena: Bytes of memory that the file needs for its activations; None if they were not asked about.
+        arena: Bytes of memory that the file needs for its activations; None if neither they nor a
+            microcontroller was asked about.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("drop", "rank_correlation", "front")

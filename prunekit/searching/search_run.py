@@ -28,11 +28,12 @@ from prunekit.searching.finding import MINIMISED, Finder, Made, Question
 from prunekit.searching.judge import Judge, SearchData
 from prunekit.searching.latencies import FileClock, by_weight, layer_latencies
 from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport, TechniqueAlone
-from prunekit.searching.searched_model import EIGHT_BITS, PRUNED, SearchedModel, zeros_of
+from prunekit.searching.searched_model import EIGHT_BITS, SearchedModel
 from prunekit.searching.shared_scan import ScanInputs, scan_by_ray
 from prunekit.searching.table import STORED_BITS, Table, levels_for, missing, scan, settings_of
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchWorkers
+from prunekit.techniques.factorize.factorizing import PRUNED, zeros_of
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES
 from prunekit.techniques.quantize.quantization_state import QuantizationState
 

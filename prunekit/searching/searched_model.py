@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +13,16 @@ import numpy as np
 from prunekit.anatomy.channels.channel_order import Order
 from prunekit.anatomy.channels.channels import find_channels
 from prunekit.anatomy.graph.model_graph import graph_of
+from prunekit.anatomy.layers.linear_kinds import SEPARABLE
 from prunekit.anatomy.layers.targets import Target
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.core.outputs.graph_steps import GraphStep, steps_of
 from prunekit.core.statistics.channel_importance import GroupImportance, entry_scores, reasons_to_stay
 from prunekit.core.statistics.layer_products import LayerProduct, product_of, unfitted
-from prunekit.sparsity.array_ops import array_of
+from prunekit.searching.judge import batched
 from prunekit.sparsity.scores import get_criterion
-from prunekit.techniques.factorize.forms import Layout
+from prunekit.techniques.factorize.factorizing import PRUNED, zeros_of
+from prunekit.techniques.factorize.forms import SEPARABLE as FORM_SEPARABLE, Layout, Structure
 from prunekit.techniques.factorize.layer_parts import layout_of, refusal
 from prunekit.techniques.quantize.grids.grids import Granularity, Grid, IntegerFormat
 from prunekit.techniques.quantize.options import QuantizationOptions
@@ -27,8 +30,8 @@ from prunekit.techniques.quantize.placement.text_inputs import reads_texts
 from prunekit.techniques.quantize.preparation import Preparation
 from prunekit.techniques.quantize.rounding.weight_rounding import grid_of_weight
 
-# Share of zeros from which a weight counts as pruned; fewer may be chance.
-PRUNED = 0.01
+# Examples of a batch of calibration inputs.
+_BATCH = 32
 # How a model is quantized where nothing else is asked for.
 EIGHT_BITS = QuantizationOptions(activation_bits=8)
 # Importance of channels within a group.
@@ -49,8 +52,30 @@ class LayerShapes:
     outputs: tuple[int, ...]
     reads_floats: bool
 
+    def entries(self, target: Target) -> dict[str, float]:
+        """Returns the entries of what is read and what is computed with a weight: "inputs" and "outputs"."""
+        found = {"inputs": float(math.prod(self.inputs)), "outputs": float(math.prod(self.outputs))}
+        if isinstance(target.layer, SEPARABLE):
+            kernel = target.layer.depthwise_kernel.shape
+            middle = self._positions * kernel[-2] * kernel[-1]
+            found["outputs" if target.role == "depthwise_kernel" else "inputs"] = float(middle)
+        return found
 
-def _walked(model: Any, inputs: Any) -> tuple[Sequence[GraphStep], dict[str, LayerShapes]]:
+    def between(self, target: Target, structure: Structure | None) -> int:
+        """Returns the entries between two layers of low rank in the place of one; 0 for the layer itself."""
+        if structure is None:
+            return 0
+        # The first layer of "separable" has the vertical strides alone.
+        longer = target.layer.strides[1] if structure.form == FORM_SEPARABLE else 1
+        outputs = math.prod(target.shape[axis] for axis in target.out_axes)
+        return math.prod(self.outputs) // outputs * longer * structure.ranks[0]
+
+    @property
+    def _positions(self) -> int:
+        return math.prod(self.outputs[:-1])
+
+
+def _walked(model: Any, inputs: Any) -> tuple[Sequence[GraphStep], dict[int, LayerShapes]]:
     """Returns the calls of a model, and the shapes of layers with one input and one output."""
     first = keras.tree.map_structure(lambda leaf: leaf[:1], inputs)
     steps = steps_of(model, first)
@@ -61,7 +86,7 @@ def _walked(model: Any, inputs: Any) -> tuple[Sequence[GraphStep], dict[str, Lay
         if step.layer is not None and len(step.reads) == len(step.writes) == 1:
             read, written = values[step.reads[0]], values[step.writes[0]]
             floats = "float" in keras.backend.standardize_dtype(read.dtype)
-            found[step.layer.name] = LayerShapes(tuple(read.shape[1:]), tuple(written.shape[1:]), floats)
+            found[id(step.layer)] = LayerShapes(tuple(read.shape[1:]), tuple(written.shape[1:]), floats)
     return steps.steps, found
 
 
@@ -81,11 +106,6 @@ def _called(steps: Sequence[GraphStep]) -> dict[int, int]:
     return {key: calls[0] for key, calls in found.items() if len(calls) == 1}
 
 
-def zeros_of(target: Target) -> float:
-    """Returns the share of zeros of a weight."""
-    return float((array_of(target.variable) == 0).mean())
-
-
 class SearchedModel:
     """A model that is searched.
 
@@ -102,7 +122,7 @@ class SearchedModel:
         channels: Its channels.
         orders: The order of removal of each group, by its name.
         called: id of a layer that is called once, itself or inside another one -> id of the layer of that call.
-        shapes: Tensors of each layer that one call reads and writes, by the layer's name.
+        shapes: id of a layer with one input and one output -> their shapes.
         skipped: Weights that no level is chosen for, with reasons.
 
     Raises:
@@ -121,7 +141,7 @@ class SearchedModel:
                 "behind the layer that makes numbers of them, on its outputs."
             )
         self.model = model
-        self.preparation = Preparation(model, options, inputs)
+        self.preparation = Preparation(model, options, batched(inputs, _BATCH))
         self._weights = {id(one.variable): one for one in self.preparation.weights}
         targets = [self.preparation.selection.targets[key] for key in self._weights]
         steps, self.shapes = _walked(model, inputs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prunekit.core.layerwise.layerwise import Progress
-from prunekit.core.runtime.ray_tasks import by_ray
+from prunekit.core.runtime.ray_tasks import by_ray, failure_text
 from prunekit.searching.judge import batched
 from prunekit.searching.repaired_scan import RepairedScan
 from prunekit.searching.searched_model import SearchedModel
@@ -63,7 +63,7 @@ def scan_by_ray(
     keep: Callable[[Table], None],
     progress: Progress,
 ) -> tuple[Table, list[str]]:
-    """Returns a table with the rows that nodes measured, and a note for each part that failed; arguments as for `scan`.
+    """Returns a table with the rows that nodes measured, and a note for each cause of failure; arguments as for `scan`.
 
     Raises:
         ImportError: Ray is not installed.
@@ -71,17 +71,21 @@ def scan_by_ray(
     names = missing(subject, known)
     count = min(_PARTS, len(names))
     parts = [names[len(names) * i // count : len(names) * (i + 1) // count] for i in range(count)]
-    total, notes, table = len(missing(subject, Table())), [], known
+    failed: dict[str, list[str]] = {}
+    total, table = len(missing(subject, Table())), known
     calls = by_ray(scan_part, parts, purpose=PURPOSE, shared=inputs, cpus=1, variables=_ONE_THREAD)
     with contextlib.closing(calls):
         for index, found in calls:
             if isinstance(found, Exception):
-                listed = ", ".join(parts[index])
-                notes.append(f"A node could not measure {listed}, which this machine measures: {found}")
+                failed.setdefault(failure_text(found), []).extend(parts[index])
                 continue
             table = replace(
                 table, weights=(*table.weights, *found.weights), removals=(*table.removals, *found.removals)
             )
             keep(table)
             progress(total - len(missing(subject, table)), total, ", ".join(parts[index]))
+    notes = [
+        f"Nodes could not measure {', '.join(names)}, which this machine measured: {text}"
+        for text, names in failed.items()
+    ]
     return table, notes

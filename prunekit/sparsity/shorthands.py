@@ -35,7 +35,7 @@ CentroidGradients = Literal["average", "sum"]
 DistillationLoss = Literal["auto", "kl", "dist", "dkd", "mse"]
 # Forms of convolutions of low rank.
 LowRankForm = Literal["auto", "channels", "separable", "tucker"]
-# What a search counts, minimises within a drop, by what others measure, and what it may choose.
+# The files that a search counts, what it minimises within a drop, who measures for it, and what it may choose.
 SearchTarget = Literal["litert", "packed", "microcontroller"]
 SearchProfile = Literal["small", "balanced", "fast"]
 SearchWorkers = Literal["ray"]

@@ -59,12 +59,12 @@ def by_ray(  # noqa: PLR0913
     if started:
         ray.init(address=address, log_to_driver=False)
     environment = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
-    # No retries by Ray: a call that crashed its node would crash the next node too.
-    remote = ray.remote(function).options(num_cpus=cpus, num_gpus=gpus, max_retries=0, **environment)
-    first = () if shared is None else (ray.put(shared),)
     running: dict[Any, int] = {}
     following = iter(enumerate(arguments))
     try:
+        # No retries by Ray: a call that crashed its node would crash the next node too.
+        remote = ray.remote(function).options(num_cpus=cpus, num_gpus=gpus, max_retries=0, **environment)
+        first = () if shared is None else (ray.put(shared),)
         while True:
             while len(running) < (at_once or len(arguments)) and (entry := next(following, None)) is not None:
                 running[remote.remote(*first, entry[1])] = entry[0]
@@ -80,6 +80,11 @@ def by_ray(  # noqa: PLR0913
                 ray.cancel(reference, force=True)
         if started:
             ray.shutdown()
+
+
+def failure_text(error: Exception) -> str:
+    """Returns what is said of a call that failed, in one line: Ray's errors hold a traceback of the node."""
+    return " ".join(f"Ray: {type(error).__name__}: {error}".split())[:300]
 
 
 def _fetched(ray: Any, reference: Any) -> Any:

@@ -55,8 +55,8 @@ class KnownOutputs:
     """Outputs for the samples that were computed before, so that they need not be computed again.
 
     Attributes:
-        float_model: Of the model before its quantization, or of the first ones of the samples; None if they are not
-            known.
+        float_model: Of the model before its quantization, or with its present weights and tensors in floating point, or
+            of the first ones of the samples; None if they are not known.
         simulation: Of the simulation, with the weights that the model has now, or of the first ones of the samples, on
             which the file is compared then; None if they are not known.
     """

@@ -33,8 +33,8 @@ class Lifetime:
 def arena_bytes(content: bytes) -> int:
     """Returns the bytes of the plan for all activations of a LiteRT file, inputs and outputs included, for one example.
 
-    Not counted are buffers that kernels ask for, and the descriptions of tensors and operators: a hundred bytes or so
-    for each. Graphs inside control flow are planned apart, and added.
+    Not counted are buffers that kernels ask for, states of recurrent layers, and the descriptions of tensors and
+    operators, which take a hundred bytes or so each. Graphs inside control flow are planned apart, and added.
 
     Args:
         content: The file.

@@ -13,7 +13,7 @@ from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchTech
 
 def _bytes(value: Any) -> Any:
     try:
-        return None if value is None else int(number_of_bytes("it", value))
+        return None if value is None else int(number_of_bytes("bytes", value))
     except (TypeError, ValueError) as error:
         raise refusal(f"expected bytes, such as 200kB or 200000. Received: {shown(value)}.") from error
 
@@ -83,6 +83,10 @@ class Search(StepSettings):
         self.at_least_one("drop", "bytes", "latency", "arena")
         if self.drop is None and self.profile != "small":
             raise refusal("profile is what is minimised within a drop: add drop, or leave profile out.", "profile")
+        if self.target != "packed" and set(self.techniques) == {"prune"}:
+            raise refusal(
+                "zeros make packed files alone smaller: add other techniques, or target: packed.", "techniques"
+            )
         return self
 
     @property

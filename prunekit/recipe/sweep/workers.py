@@ -6,9 +6,8 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
-from prunekit.core.runtime.ray_tasks import by_ray
+from prunekit.core.runtime.ray_tasks import by_ray, failure_text
 from prunekit.recipe.sweep.sweep_process import DEFECT, Ending, PointProcess, Task, run_task
-from prunekit.recipe.text.yaml_reader import one_line
 from prunekit.sparsity.arguments import whole
 
 _PAUSE = 0.05
@@ -104,8 +103,4 @@ def _by_ray(tasks: Sequence[Task], jobs: Jobs) -> Generator[tuple[int, Ending], 
     )
     with contextlib.closing(calls):
         for index, found in calls:
-            yield index, found if isinstance(found, Ending) else _failed(found)
-
-
-def _failed(error: Exception) -> Ending:
-    return Ending(DEFECT, f"Ray: {type(error).__name__}: {one_line(str(error))}"[:300])
+            yield index, found if isinstance(found, Ending) else Ending(DEFECT, failure_text(found))

@@ -27,8 +27,8 @@ from prunekit.techniques.shrink.channels.measured_size import Measure
 from prunekit.techniques.shrink.channels.optimizer_state import class_notes
 
 _CLOSED = "its layer is called inside another one, whose calls cannot stand alone in a model, or see a mask there"
-# Share of zeros from which a weight counts as pruned.
-_PRUNED = 0.01
+# Share of zeros from which a weight counts as pruned; fewer may be chance.
+PRUNED = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,9 +191,13 @@ def _notes_on_size(
     return [] if one is None or other is None else missed(target, other / one, options)
 
 
+def zeros_of(target: Target) -> float:
+    """Returns the share of zeros of a weight."""
+    return float((array_of(target.variable) == 0).mean())
+
+
 def _lost_zeros(chosen: Sequence[Target]) -> list[str]:
-    shares = {one.name: float((array_of(one.variable) == 0).mean()) for one in chosen}
-    lost = [name for name, share in shares.items() if share >= _PRUNED]
+    lost = [one.name for one in chosen if zeros_of(one) >= PRUNED]
     if not lost:
         return []
     return [

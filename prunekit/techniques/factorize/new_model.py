@@ -31,6 +31,10 @@ _ROUNDING, _EXAMPLES = 0.01, 2
 _KINDS = ("reduction", "core")
 
 
+class UnequalOutputsError(ValueError):
+    """A model with factors computes other outputs than the model with weights of low rank."""
+
+
 def called_layers(model: Any, targets: Sequence[Target]) -> set[int]:
     """Returns the ids of the layers that the model's graph calls once those around the layers of targets are opened."""
     graph = LayerGraph(model, _Opened(model, targets))
@@ -119,7 +123,7 @@ def verify(model: Any, made: Any, found: Found, inputs: Any) -> None:
     """Checks that the new model computes what the model with the weights of low rank computes.
 
     Raises:
-        ValueError: The outputs differ.
+        UnequalOutputsError: The outputs differ.
     """
     few = keras.tree.map_structure(lambda array: array[:_EXAMPLES], inputs)
     with keras.StatelessScope(state_mapping=list(found.values)):
@@ -128,7 +132,7 @@ def verify(model: Any, made: Any, found: Found, inputs: Any) -> None:
     for one, other in ((array_of(one).astype("float64"), array_of(other)) for one, other in pairs):
         size, change = np.abs(one).max(initial=0.0), np.abs(one - other).max(initial=0.0)
         if np.isfinite(size) and change > _ROUNDING * size:
-            raise ValueError(
+            raise UnequalOutputsError(
                 f"The new model computes other outputs than the model {model.name!r} with weights of low rank, which "
                 f"is a fault of prunekit. Received: a relative difference of {change / size:.2g}. Leave out custom "
                 "layers with `exclude`, and report the model."
