@@ -15,6 +15,7 @@ def drawn(seed):
     return [Lifetime(16 * size, first, first + longer) for size, first, longer in rows]
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("seed", range(3))
 def test_tensors_take_the_lowest_free_place_the_largest_first(seed):
     lifetimes = drawn(seed)

@@ -572,6 +572,7 @@ def test_the_counted_arena_is_that_of_the_file(body, techniques):
     assert len(counted) > 1
 
 
+@pytest.mark.thorough
 def test_a_model_whose_arena_is_not_counted_is_measured():
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8, 16))
@@ -586,6 +587,7 @@ def test_a_model_whose_arena_is_not_counted_is_measured():
         pk.search(inner, signals, arena=64)
 
 
+@pytest.mark.thorough
 def test_several_inputs_in_a_list_are_batches_of_examples():
     keras.utils.set_random_seed(0)
     first, second = keras.Input((12,)), keras.Input((12,))
@@ -598,6 +600,7 @@ def test_several_inputs_in_a_list_are_batches_of_examples():
     assert report.drop <= 0.2 and sum(report.examples) == 300
 
 
+@pytest.mark.thorough
 def test_tables_of_full_integers_have_8_bits():
     keras.utils.set_random_seed(0)
     layers = [L.Embedding(60, 16, name="table"), L.GlobalAveragePooling1D(), L.Dense(24, activation="relu"), L.Dense(4)]
@@ -653,6 +656,7 @@ def test_a_pruned_weight_of_low_rank_keeps_its_zeros(low_rank, tmp_path):
     assert {one.name: one.sparsity for one in rows}["wide/kernel"] > 0.2
 
 
+@pytest.mark.thorough
 def test_mixtures_of_low_rank_are_trained_with_their_bits(low_rank):
     model, (images, labels) = low_rank
     seen = []

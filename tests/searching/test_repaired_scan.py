@@ -159,6 +159,7 @@ def test_a_price_of_bits_saves_entropy_and_is_what_the_quantization_does():
     np.testing.assert_allclose(keras.ops.convert_to_numpy(copy.get_layer("stem").kernel), dense.values[0][1], atol=1e-6)
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("name", ["branch/kernel", "hidden/kernel"])
 def test_candidates_of_low_rank_are_what_a_factorization_and_a_quantization_compute(name):
     model = network()

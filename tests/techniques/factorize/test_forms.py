@@ -182,6 +182,7 @@ def test_a_weight_of_zeros_has_factors():
         assert all(np.isfinite(one).all() for one in found.arrays) and not found.matrix.any()
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("structure", [Structure(CHANNELS, (4,)), Structure(SEPARABLE, (4,))], ids=named)
 def test_the_second_array_is_fitted_to_what_becomes_of_the_first(structure):
     rng = np.random.default_rng(5)
