@@ -213,6 +213,7 @@ def _held(rows: list[dict[str, float]]) -> str:
     judged = sum(one["judged"] <= one["bound"] for one in rows)
     unseen = np.array([one["unseen"] - one["bound"] for one in rows])
     over, worst, count = max(float(unseen.max()), 0.0), round(497 * max(unseen.max(), 0)), len(rows)
+    images = f"{worst} images" if worst else "less than one image"
     within = int((unseen <= 0).sum())
     return f"""
 ## Other seeds and bounds
@@ -220,7 +221,7 @@ def _held(rows: list[dict[str, float]]) -> str:
 {count} searches of a small network for the digits, with seeds 0 to {count - 1}, drops of {min(BOUNDS):g} to
 {max(BOUNDS):g}, in turns of both targets, on 700 images of which about 180 judge. The drop held on these in {judged} of
 {count}, as it must: no other file is delivered. On 497 images that no search was given, the model on the file's grids
-is within the drop in {within}, and at most {over:.4f} above it ({worst} images).
+is within the drop in {within}, and at most {over:.4f} above it ({images}).
 """
 
 
