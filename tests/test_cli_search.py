@@ -45,7 +45,8 @@ def test_an_interrupted_search_says_where_it_continues_and_steps_have_the_time_l
         raise KeyboardInterrupt
 
     monkeypatch.setattr("prunekit.searching.search_run.build", stop)
-    code, _, err = run("search", stored, "--data", "data.npz", "--drop", "0.1", "-o", "best")
+    # Bytes of an arena are few, and need no unit.
+    code, _, err = run("search", stored, "--data", "data.npz", "--drop", "0.1", "--arena", "9000", "-o", "best")
     assert code == 130 and "What was measured is kept in best: the same command continues." in err
     monkeypatch.setattr("prunekit.recipe.state.progress.time.monotonic", iter((0.0, 40.0, 90.0)).__next__)
     say = step_lines()
@@ -77,6 +78,7 @@ def test_too_few_bytes_are_answered_with_what_is_possible(run, stored):
         (["--drop", "0.1", "--epochs", "1"], ["--epochs trains on other examples", "all of 'data.npz' drawn"]),
         (["--drop", "-1"], ["--drop"]),
         (["--bytes", "small"], ["--bytes"]),
+        (["--arena", "-5"], ["--arena"]),
         (["--drop", "0.1", "--techniques", "shrink,quantise"], ["`techniques`", "quantize"]),
     ],
 )
