@@ -90,7 +90,7 @@ class TechniqueAlone(Record):
     Attributes:
         techniques: Their names.
         error: The predicted error.
-        bytes: Counted bytes.
+        bytes: Counted bytes, and what the delivered file has beside those of its weights.
         seconds: Counted seconds; None where no layer was measured.
     """
 
@@ -307,8 +307,8 @@ class SearchReport(Displayed):
             "Techniques alone",
             columns,
             rows,
-            explanation="Each at its best setting for the predicted error of the file that was delivered; counted, "
-            "not made.",
+            explanation="Each at its best setting for the predicted error of the file that was delivered; counted, with "
+            "what that file has beside its weights, and not made.",
         )
 
     @property

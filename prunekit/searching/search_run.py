@@ -262,11 +262,13 @@ class SearchRun:
             asked_seconds=question.latency,
             seconds=made.seconds,
             seconds_before=None if self._clock is None else self._clock.whole,
-            alone=self._alone(made.mixture, question),
+            alone=self._alone(made, question),
         )
 
-    def _alone(self, mixture: Mixture, question: Question) -> tuple[TechniqueAlone, ...]:
-        """Returns what each technique alone would have at the error that is predicted of a mixture."""
+    def _alone(self, made: Made, question: Question) -> tuple[TechniqueAlone, ...]:
+        """Returns what each technique alone would have at the error that is predicted of a file."""
+        mixture = made.mixture
+        besides = made.bytes - mixture.costs["bytes"]
         used = [name for name in TECHNIQUES if name in self._techniques and (name != "prune" or self._form.packed)]
         if len(used) < 2:
             return ()
@@ -279,7 +281,8 @@ class SearchRun:
                 one = costs.least(goal, {"error": max(mixture.error, costs.errors[0]) * (1 + 1e-6)})
             except Unreachable:
                 continue
-            found.append(TechniqueAlone(" and ".join(names), one.error, one.costs["bytes"], one.costs.get("latency")))
+            size = one.costs["bytes"] + besides
+            found.append(TechniqueAlone(" and ".join(names), one.error, size, one.costs.get("latency")))
         return tuple(found)
 
     def _rows_of_weights(self, mixture: Mixture, built: Built) -> list[SearchedWeight]:
