@@ -307,8 +307,8 @@ class SearchReport(Displayed):
             "Techniques alone",
             columns,
             rows,
-            explanation="Each at its best setting for the predicted error of the file that was delivered; counted, with "
-            "what that file has beside its weights, and not made.",
+            explanation="Each at its best setting for the predicted error of the file that was delivered; counted, "
+            "with what that file has beside its weights, and not made.",
         )
 
     @property
