@@ -34,7 +34,7 @@ _ROUNDS = 16
 # Largest shares of a weight's entries that its factors may have; and the largest squared error of the layer's outputs,
 # relative to the outputs, at which a rank is measured: 3 bits for each entry make about as much.
 FACTOR_SHARES = (0.7, 0.5, 0.35, 0.25, 0.15, 0.08)
-_MOST_ERROR = 0.05
+_WORST_ERROR = 0.05
 
 Values = list[tuple[Any, np.ndarray]]
 
@@ -129,7 +129,7 @@ def _worthwhile(errors: Mapping[Structure, float], layout: Layout) -> list[Struc
     for share in FACTOR_SHARES:
         within = [one for one in errors if layout.parameters(one) <= share * layout.parameters(None)]
         best = min(within, key=lambda one: errors[one], default=None)
-        if best is None or errors[best] > _MOST_ERROR:
+        if best is None or errors[best] > _WORST_ERROR:
             break
         found[best] = None
     return list(found)

@@ -25,6 +25,8 @@ TECHNIQUES = get_args(SearchTechnique)
 ARENA = "arena"
 # Bytes of an output channel besides its entries: a scale and a bias of 32 bits.
 _CHANNEL = 8
+# Bytes of one more layer besides its weights, in a LiteRT file and in a packed one: an operation, tensors and grids.
+_LAYER, _PACKED_LAYER = 600, 200
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Costs:
         techniques: Sequence[str] = TECHNIQUES,
         latencies: Mapping[str, Sequence[LayerSeconds]] | None = None,
     ):
-        self._subject, self._timed = subject, latencies is not None
+        self._subject, self._timed, self._packed = subject, latencies is not None, packed
         table = _restricted(table, techniques)
         weights = {name: self._possible(name, table.of_weight(name)) for name in subject.products}
         groups = {name: table.of_group(name) for name in subject.orders}
@@ -173,7 +175,8 @@ class Costs:
         found = part(range(len(parts)), [0.0 if one.row.form else one.total for one in rows])
         found += part(target.in_axes, [one.bytes[0] if one.row.form else 0.0 for one in rows])
         found += part(target.out_axes, [one.bytes[1] if one.row.form else 0.0 for one in rows])
-        found += part((), [_CHANNEL * float(one.row.rank) for one in rows])
+        more = _PACKED_LAYER if self._packed else _LAYER
+        found += part((), [_CHANNEL * float(one.row.rank) + more if one.row.form else 0.0 for one in rows])
         for axis in target.out_axes:
             found += part((axis,), [_CHANNEL * target.shape[axis] / len(target.out_axes)] * len(rows))
         return found
