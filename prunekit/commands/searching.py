@@ -17,23 +17,23 @@ from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchTech
 from prunekit.terminal import load_keras_quietly
 
 
+def _number_or_text(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _latency(text: str) -> float | str:
     """Returns a share as a number, and a time as its text."""
-    try:
-        value: float | str = float(text)
-    except ValueError:
-        value = text
+    value = _number_or_text(text)
     time_or_share("--latency", value)
     return value
 
 
 def _arena(text: str) -> float:
     """Returns bytes; without a unit, too: those of microcontrollers are few."""
-    try:
-        value: float | str = float(text)
-    except ValueError:
-        value = text
-    return number_of_bytes("--arena", value)
+    return number_of_bytes("--arena", _number_or_text(text))
 
 
 @click.command()

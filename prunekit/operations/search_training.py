@@ -86,9 +86,7 @@ class MixtureTraining:
                 )
 
         def train(model: Any, bits: Mapping[str, int], zeros: Sequence[str]) -> QuantizationState:
-            callback = QuantizationCallback(
-                batched(examples.fitted, _BATCH), bits=dict(bits), full_integer=full_integer
-            )
+            callback = QuantizationCallback(batched(examples.fitted), bits=dict(bits), full_integer=full_integer)
             callbacks = [*([KeepZeros(include=list(zeros))] if zeros else []), callback]
             callbacks.append(DistillationCallback(self._model))
             if self._function is not None:

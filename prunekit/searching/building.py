@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.layers.targets import find_targets
+from prunekit.anatomy.layers.targets import Target, find_targets
 from prunekit.core.layerwise.layerwise import LayerwiseRepair
 from prunekit.delivery.integers.integer_writing import EXAMPLES, KnownOutputs, export_integers
 from prunekit.delivery.packing.decoder import LITERT
@@ -30,8 +30,6 @@ from prunekit.techniques.quantize.after_training import quantize_model
 from prunekit.techniques.quantize.quantization_state import QuantizationState
 from prunekit.techniques.shrink.channels.options import KeptChannels, ShrinkOptions
 from prunekit.techniques.shrink.channels.shrinking import remove_channels
-
-_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -106,9 +104,7 @@ def build(
     kept = {name: count for name, count in mixture.kept.items() if count < subject.orders[name].total}
     options = ShrinkOptions(criterion=CRITERION, repair="weights")
     if kept:
-        model = remove_channels(
-            subject.model, KeptChannels(kept), options, batched(inputs, _BATCH), memory=memory
-        ).model
+        model = remove_channels(subject.model, KeptChannels(kept), options, batched(inputs), memory=memory).model
     else:
         model = copied(subject.model)
     model, arrays = _with_low_rank(model, mixture, inputs, memory)
@@ -117,7 +113,7 @@ def build(
     bits: dict[str, Any] = {name: level.bits for name, level in levels.items()}
     rounding = replace(subject.preparation.options, bits=bits, method="gptq")
     rates = {name: level.rate for name, level in levels.items()}
-    state = quantize_model(model, rounding, batched(inputs, _BATCH), memory=memory, rates=rates)
+    state = quantize_model(model, rounding, batched(inputs), memory=memory, rates=rates)
     return written(state, arrays, samples, form)
 
 
@@ -151,9 +147,14 @@ def _with_low_rank(model: Any, mixture: Mixture, inputs: Any, memory: float) -> 
     layers: dict[str, tuple[str, ...]] = {}
     new: dict[str, str] = {}
     if structures:
-        model, layers = with_structures(model, structures, batched(inputs, _BATCH), memory=memory)
-        new = {target.layer.name: target.name for target in find_targets(model)[0]}
+        model, layers = with_structures(model, structures, batched(inputs), memory=memory)
+        new = {target.layer.name: target.name for target in weights_of(model)}
     return model, {name: (*(new[layer] for layer in layers.get(name, ())), name) for name in mixture.levels}
+
+
+def weights_of(model: Any) -> list[Target]:
+    """Returns the weights that may have levels."""
+    return find_targets(model, also=("depthwise_kernel", "embedding"))[0]
 
 
 def copied(model: Any) -> Any:
@@ -167,10 +168,9 @@ def _prune(subject: SearchedModel, model: Any, levels: Mapping[str, Level], inpu
     """Sets the least important weights to zero and fits the others."""
     if not any(level.sparsity for level in levels.values()):
         return
-    whole = SearchedModel(model, inputs, subject.preparation.options)
-    targets = [target for target in whole.targets if target.name in levels]
+    targets = [target for target in weights_of(model) if target.name in levels]
     sparse = [Level(levels[target.name].sparsity) for target in targets]
-    work = LayerwiseRepair(model, targets, LevelSolver(targets, sparse, whole.grid_of), memory=memory)
-    work.run(batched(inputs, _BATCH))
+    work = LayerwiseRepair(model, targets, LevelSolver(targets, sparse, subject.grid_of), memory=memory)
+    work.run(batched(inputs))
     for variable, value in work.values:
         variable.assign(value)

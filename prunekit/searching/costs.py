@@ -293,7 +293,12 @@ class Costs:
         Raises:
             Unreachable: There is none.
         """
-        return self._mixture(self._chosen(name, bounds, explains=False))
+        most = dict(bounds)
+        if ARENA in most:
+            arena = most.pop(ARENA)
+            most |= dict.fromkeys(self._arenas, arena)
+        minimised = self._arenas if name == ARENA else name
+        return self._mixture(choose(self.sizes, self.terms, minimised, most, explains=False))
 
     def least_of_each(self, bounds: Mapping[str, float]) -> dict[str, float | None]:
         """Returns the least of each bounded cost while the other bounds hold; None where these cannot be met."""
@@ -301,19 +306,12 @@ class Costs:
         for name in bounds:
             others = {other: most for other, most in bounds.items() if other != name}
             try:
-                mixture = self._mixture(self._chosen(name, others, explains=False))
+                mixture = self.least(name, others)
             except Unreachable:
                 found[name] = None
             else:
                 found[name] = mixture.error if name == "error" else mixture.costs[name]
         return found
-
-    def _chosen(self, name: str, bounds: Mapping[str, float], *, explains: bool) -> Choice:
-        most = dict(bounds)
-        if ARENA in most:
-            arena = most.pop(ARENA)
-            most |= dict.fromkeys(self._arenas, arena)
-        return choose(self.sizes, self.terms, self._arenas if name == ARENA else name, most, explains=explains)
 
     @property
     def counted(self) -> tuple[str, ...]:

@@ -23,6 +23,8 @@ FITTED, MEASURED, CHOOSING, JUDGING = 256, 256, 4096, 4096
 LEAST = 128
 # Examples that are read, of which these are drawn.
 READ = 4 * (FITTED + MEASURED + CHOOSING + JUDGING)
+# Examples of a batch to which layers are fitted.
+_BATCH = 32
 # Most examples that are kept for a training.
 _TRAINED = 200_000
 
@@ -94,7 +96,7 @@ def _gathered(data: Any, most: int) -> tuple[Any, Any, int]:
     return joined(0), joined(1) if labelled else None, drawn or count
 
 
-def batched(inputs: Any, size: int) -> list[Any]:
+def batched(inputs: Any, size: int = _BATCH) -> list[Any]:
     """Returns inputs in batches."""
     count = len(keras.tree.flatten(inputs)[0])
     return [_rows(inputs, slice(start, start + size)) for start in range(0, count, size)]

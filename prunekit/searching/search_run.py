@@ -13,14 +13,13 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.files.digests import architecture_digest, data_digest, model_digest
-from prunekit.anatomy.layers.targets import Target, find_targets
 from prunekit.anatomy.records.plain_data import from_plain
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.partial_files import replace_file
 from prunekit.delivery.litert.arena import arena_bytes
 from prunekit.delivery.litert.model_measures import machine
 from prunekit.delivery.reports.metrics import Metric
-from prunekit.searching.building import FORMS, Built, build, copied, levels_of, written
+from prunekit.searching.building import FORMS, Built, build, copied, levels_of, weights_of, written
 from prunekit.searching.candidates import Level
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
@@ -208,7 +207,7 @@ class SearchRun:
 
     def _zeros_of(self, model: Any, levels: Mapping[str, Level]) -> list[str]:
         """Returns the weights whose zeros stay in a training: all in packed files, else those that came with zeros."""
-        weights = [target for target in _weights_of(model) if target.name in levels]
+        weights = [target for target in weights_of(model) if target.name in levels]
         if not self._form.packed:
             # The factors of a weight have none of its zeros.
             before = self._subject.products
@@ -287,7 +286,7 @@ class SearchRun:
 
     def _rows_of_weights(self, mixture: Mixture, built: Built) -> list[SearchedWeight]:
         rows = {(row.weight, row.level): row for row in self._table.weights}
-        stored = {target.name: array_of(target.variable) for target in _weights_of(built.model)}
+        stored = {target.name: array_of(target.variable) for target in weights_of(built.model)}
         found = []
         for name, level in mixture.levels.items():
             row, shape = rows[name, level], tuple(self._subject.products[name].target.shape)
@@ -304,7 +303,3 @@ class SearchRun:
 
 def _count(inputs: Any) -> int:
     return len(keras.tree.flatten(inputs)[0])
-
-
-def _weights_of(model: Any) -> list[Target]:
-    return find_targets(model, also=("depthwise_kernel", "embedding"))[0]

@@ -30,8 +30,6 @@ from prunekit.techniques.quantize.placement.text_inputs import reads_texts
 from prunekit.techniques.quantize.preparation import Preparation
 from prunekit.techniques.quantize.rounding.weight_rounding import grid_of_weight
 
-# Examples of a batch of calibration inputs.
-_BATCH = 32
 # How a model is quantized where nothing else is asked for.
 EIGHT_BITS = QuantizationOptions(activation_bits=8)
 # Importance of channels within a group.
@@ -141,7 +139,7 @@ class SearchedModel:
                 "behind the layer that makes numbers of them, on its outputs."
             )
         self.model = model
-        self.preparation = Preparation(model, options, batched(inputs, _BATCH))
+        self.preparation = Preparation(model, options, batched(inputs))
         self._weights = {id(one.variable): one for one in self.preparation.weights}
         targets = [self.preparation.selection.targets[key] for key in self._weights]
         steps, self.shapes = _walked(model, inputs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prunekit.core.layerwise.layerwise import Progress
-from prunekit.core.runtime.ray_tasks import by_ray, failure_text
+from prunekit.core.runtime.ray_tasks import by_ray, failure_text, thread_variables
 from prunekit.searching.judge import batched
 from prunekit.searching.repaired_scan import RepairedScan
 from prunekit.searching.searched_model import SearchedModel
@@ -19,8 +19,6 @@ from prunekit.techniques.quantize.options import QuantizationOptions
 _FITTED, _MEASURED = 64, 128
 # Most parts; each computes the calls before its first weight again.
 _PARTS = 16
-# One processor for each part.
-_ONE_THREAD = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1")
 PURPOSE = "a search"
 
 
@@ -73,7 +71,7 @@ def scan_by_ray(
     parts = [names[len(names) * i // count : len(names) * (i + 1) // count] for i in range(count)]
     failed: dict[str, list[str]] = {}
     total, table = len(missing(subject, Table())), known
-    calls = by_ray(scan_part, parts, purpose=PURPOSE, shared=inputs, cpus=1, variables=_ONE_THREAD)
+    calls = by_ray(scan_part, parts, purpose=PURPOSE, shared=inputs, cpus=1, variables=thread_variables(1))
     with contextlib.closing(calls):
         for index, found in calls:
             if isinstance(found, Exception):

@@ -82,6 +82,11 @@ def by_ray(  # noqa: PLR0913
             ray.shutdown()
 
 
+def thread_variables(threads: int) -> dict[str, str]:
+    """Returns the environment variables of a process that computes in so many threads."""
+    return dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), str(threads))
+
+
 def failure_text(error: Exception) -> str:
     """Returns what is said of a call that failed, in one line: Ray's errors hold a traceback of the node."""
     return " ".join(f"Ray: {type(error).__name__}: {error}".split())[:300]

@@ -15,6 +15,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from prunekit.core.runtime.ray_tasks import thread_variables
 from prunekit.recipe.text.yaml_reader import one_line
 
 # -P keeps the working directory from shadowing modules in the import path of the starting process.
@@ -23,7 +24,6 @@ NOT_MET = 1
 MISTAKE = 2
 DEFECT = 70
 INTERRUPTED = 130
-_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 # Seconds for a process to remove its temporary folder after its sweep has ended.
 _GRACE = 5.0
 
@@ -63,7 +63,7 @@ class PointProcess:
     def __init__(self, task: Task):
         self.task = task
         paths = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        threads = {} if task.threads is None else dict.fromkeys(_THREADS, str(task.threads))
+        threads = {} if task.threads is None else thread_variables(task.threads)
         with open(task.log, "wb") as log:
             self._process = subprocess.Popen(
                 [*COMMAND, json.dumps(asdict(task))],

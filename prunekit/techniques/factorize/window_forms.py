@@ -39,6 +39,7 @@ class WindowForms:
     def __init__(self, gram: np.ndarray, matrix: np.ndarray, layout: Layout):
         self._gram, self._matrix, self._layout = gram, matrix, layout
         self._taken_apart: dict[str, _Blocks] = {}
+        self._found: dict[Structure, tuple[np.ndarray, np.ndarray]] = {}
 
     def errors(self, forms: Sequence[str]) -> dict[Structure, float]:
         """Returns the squared error of the outputs for the ranks of each form: those of "pair" and "channels" exactly.
@@ -86,10 +87,15 @@ class WindowForms:
         return self._shaped(structure, entry, change(rest, blocks.products(entry)))
 
     def _entry_and_rest(self, structure: Structure) -> tuple[np.ndarray, np.ndarray]:
-        blocks, first = self._blocks(structure.form), structure.ranks[0]
-        if structure.form in (PAIR, CHANNELS):
-            return blocks.begin(first)
-        return blocks.alternated(first, structure.ranks[-1] if structure.form == TUCKER else None)
+        """Returns U and F, which are found once: several changes begin with them."""
+        if structure not in self._found:
+            blocks, first = self._blocks(structure.form), structure.ranks[0]
+            if structure.form in (PAIR, CHANNELS):
+                self._found[structure] = blocks.begin(first)
+            else:
+                last = structure.ranks[-1] if structure.form == TUCKER else None
+                self._found[structure] = blocks.alternated(first, last)
+        return self._found[structure]
 
     def _shaped(self, structure: Structure, *matrices: np.ndarray) -> Factors:
         shapes = self._layout.shapes(structure)
