@@ -46,7 +46,8 @@ def test_an_interrupted_search_says_where_it_continues_and_steps_have_the_time_l
 
     monkeypatch.setattr("prunekit.searching.search_run.build", stop)
     # Bytes of an arena are few, and need no unit.
-    code, _, err = run("search", stored, "--data", "data.npz", "--drop", "0.1", "--arena", "9000", "-o", "best")
+    arguments = ("--data", "data.npz", "--drop", "0.1", "--arena", "9000", "--time", "1 h", "-o", "best")
+    code, _, err = run("search", stored, *arguments)
     assert code == 130 and "What was measured is kept in best: the same command continues." in err
     monkeypatch.setattr("prunekit.recipe.state.progress.time.monotonic", iter((0.0, 40.0, 90.0)).__next__)
     say = step_lines()
@@ -79,6 +80,8 @@ def test_too_few_bytes_are_answered_with_what_is_possible(run, stored):
         (["--drop", "-1"], ["--drop"]),
         (["--bytes", "small"], ["--bytes"]),
         (["--arena", "-5"], ["--arena"]),
+        (["--time", "soon"], ["--time must be a time, such as 90s, 20min or 2h. Received: 'soon'"]),
+        (["--workers", "dask"], ["--workers", "'ray'"]),
         (["--drop", "0.1", "--techniques", "shrink,quantise"], ["`techniques`", "quantize"]),
     ],
 )

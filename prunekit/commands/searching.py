@@ -12,7 +12,7 @@ import click
 from prunekit.commands.files import check_model, data_options, memory_option
 from prunekit.commands.output import keeping_scan, print_json, print_sections, step_lines
 from prunekit.options import AtLeast, Parsed, json_option
-from prunekit.sparsity.arguments import number_of_bytes, time_or_share
+from prunekit.sparsity.arguments import duration, number_of_bytes, time_or_share
 from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchTechnique, SearchWorkers
 from prunekit.terminal import load_keras_quietly
 
@@ -90,6 +90,12 @@ def _arena(text: str) -> float:
     "--workers",
     type=click.Choice(get_args(SearchWorkers)),
     help="Who measures the levels: the nodes of a Ray cluster.  [default: this process]",
+)
+@click.option(
+    "--time",
+    type=Parsed(partial(duration, "--time")),
+    metavar="TIME",
+    help="Most time of the search, such as 20min.  [default: no limit]",
 )
 @click.option("-o", "--output", metavar="DIR", show_default="runs/MODEL-search", help="Folder of the search.")
 @json_option

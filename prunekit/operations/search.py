@@ -24,9 +24,11 @@ from prunekit.searching.judge import SearchData
 from prunekit.searching.search_report import SearchReport
 from prunekit.searching.search_run import TABLES, SearchRun
 from prunekit.searching.shared_scan import PURPOSE
+from prunekit.searching.time_limit import NO_LIMIT, TimeLimit
 from prunekit.sparsity.arguments import (
     MEMORY,
     check_functions,
+    duration,
     non_negative,
     number_of_bytes,
     one_of,
@@ -86,6 +88,7 @@ def search(  # noqa: PLR0913
     seed: int = 0,
     memory: float | str = MEMORY,
     workers: SearchWorkers | None = None,
+    time: float | str | None = None,
     progress: Progress | None = None,
 ) -> SearchResult:
     """Returns the smallest or fastest integer file of a model that loses at most a drop, or the best one within bounds.
@@ -121,13 +124,17 @@ def search(  # noqa: PLR0913
             the model is compiled with. Or a function of a model and of callbacks, which compiles the model and calls
             its `fit` with them. None trains nothing.
         output: Folder for model.keras, model.tflite, model.pack, the report (search.json, search.png) and the table of
-            all levels (scan-TARGET.json). A search that was interrupted there is continued, and another question on the
-            same model and data begins with the table.
+            all levels (scan-TARGET.json). A search that was interrupted there is continued, with the trainings that had
+            ended (those of a function are made again), and another question on the same model and data begins with the
+            table.
         seed: Seed of the draw of the examples for each purpose.
         memory: Largest number of bytes of activations that are kept; less memory costs time, not accuracy.
         workers: "ray": the nodes of a Ray cluster (that of RAY_ADDRESS or of this machine, one processor for each part)
             measure the levels, in up to 16 parts, each with `memory`; results are the same up to rounding. Files are
             made here. None = this process.
+        time: Most time of the search: "20min", "2h", or seconds. Half of it is for the table; the weights and groups
+            that it lacks, the smallest ones, have 8 bits and all channels. No file is begun for which there is no time,
+            unless none answers yet. With `output`, another call measures what is missing.
         progress: Told of each scanned weight and each file: (done, total, text).
 
     Raises:
@@ -137,6 +144,7 @@ def search(  # noqa: PLR0913
         TypeError: `model` is not a Keras 3 model.
     """
     check_functions(progress=progress)
+    limit = NO_LIMIT if time is None else TimeLimit.after(duration("time", time))
     if drop is None and bytes is None and latency is None and arena is None:
         raise ValueError(
             "A search needs a question: drop=0.005, bytes='200kB', latency='2ms', arena='64kB'. Received: none of them."
@@ -164,22 +172,26 @@ def search(  # noqa: PLR0913
     check_measure("bytes")
     check_built(model)
     check_computes_in_floats(model)
-    teacher = None if training is None else MixtureTraining(model, training)
-    checked = CheckedData(model, data)
-    next(iter(checked))
     folder = None
     if output is not None:
         folder = checked_folder(output, "search", (*TABLES.values(), REPORT, PICTURE, MODEL, FILE, PACKED))
+    teacher = None if training is None else MixtureTraining(model, training, folder)
+    checked = CheckedData(model, data)
+    next(iter(checked))
+    if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     examples = SearchData(data, whole("seed", seed, 0), everything=teacher is not None and teacher.needs_examples)
     train = None if teacher is None else teacher.of(examples, full_integer=FORMS[target].full_integer)
-    work = SearchRun(model, examples, target, allowed, number_of_bytes("memory", memory), progress, workers=workers)
+    kept_bytes = number_of_bytes("memory", memory)
+    work = SearchRun(model, examples, target, allowed, kept_bytes, progress, workers=workers, limit=limit)
     question = work.question(most_drop, most_bytes, most_time, profile, most_arena)
     work.scan(None if folder is None else folder / TABLES[target], question)
     made, report = work.answer(question, train)
     result = SearchResult(made.model, report, made.file, made.packed)
     if folder is not None:
         result.save(folder)
+    if teacher is not None:
+        teacher.forget()
     return result
 
 

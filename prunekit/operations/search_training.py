@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 
+from prunekit.anatomy.files.digests import architecture_digest, data_digest, model_digest
 from prunekit.core.data.calibration import CheckedData, weighted_batches_of
 from prunekit.core.outputs.output_metrics import Batches
+from prunekit.core.runtime.random_state import kept_random_state
+from prunekit.core.runtime.snapshot import DamagedSnapshot, Snapshot, arrays_under, read_snapshot, write_snapshot
 from prunekit.operations.quantization_callback import QuantizationCallback
+from prunekit.operations.quantization_training import QuantizationRun, training_options
 from prunekit.searching.judge import SearchData, batched
 from prunekit.searching.search_run import Train
 from prunekit.sparsity.arguments import positive, whole
+from prunekit.sparsity.array_ops import array_of
 from prunekit.suggestions import did_you_mean
 from prunekit.techniques.distill.distillation_callback import DistillationCallback
 from prunekit.techniques.pruning.training.keep_zeros import KeepZeros
+from prunekit.techniques.quantize.options import TrainingKeywords
 from prunekit.techniques.quantize.quantization_state import QuantizationState
 from prunekit.techniques.shrink.channels.optimizer_state import compile_like
 
@@ -23,6 +32,9 @@ SETTINGS = ("epochs", "data", "learning_rate", "batch_size")
 _RATE, _BATCH = 1e-3, 32
 # Fewest examples that a training makes sense with.
 _LEAST = 128
+# Files of trained mixtures in the folder of a search that has not ended.
+_KEPT, _PATTERN = "trained-{}.snapshot", "trained-*.snapshot"
+_WEIGHT, _QUANTIZED = "weight/", "quantized/"
 
 
 class MixtureTraining:
@@ -31,13 +43,15 @@ class MixtureTraining:
     Args:
         model: The model; it is not changed.
         given: Settings, or a function of a model and callbacks; see `pk.search`.
+        folder: Where trained models are kept until the search ends; None keeps none.
+        identity: What a function does; None = it is not known, and its models are not kept.
 
     Raises:
         TypeError, ValueError: A setting is unknown or wrong; the model is not compiled.
     """
 
-    def __init__(self, model: Any, given: Any):
-        self._model = model
+    def __init__(self, model: Any, given: Any, folder: Path | None = None, identity: Any = None):
+        self._model, self._folder, self._identity = model, folder, identity
         self._function: Callable[[Any, list[Any]], Any] | None = given if callable(given) else None
         if self._function is not None:
             return
@@ -85,17 +99,50 @@ class MixtureTraining:
                     "{'epochs': ..., 'data': (inputs, labels)}."
                 )
 
-        def train(model: Any, bits: Mapping[str, int], zeros: Sequence[str]) -> QuantizationState:
-            callback = QuantizationCallback(batched(examples.fitted), bits=dict(bits), full_integer=full_integer)
+        def train(model: Any, bits: Any, zeros: Sequence[str]) -> QuantizationState:
+            options: TrainingKeywords = {"bits": bits, "full_integer": full_integer}
+            path = self._path(model, examples, [bits, full_integer, list(zeros)])
+            if path is not None and path.exists():
+                run = QuantizationRun(model, batched(examples.fitted), training_options(options))
+                if _restore(run, path):
+                    return run.finish().state
+            callback = QuantizationCallback(batched(examples.fitted), **options)
             callbacks = [*([KeepZeros(include=list(zeros))] if zeros else []), callback]
             callbacks.append(DistillationCallback(self._model))
-            if self._function is not None:
-                self._function(model, callbacks)
-            else:
-                self._fit(model, examples, callbacks)
+            # What follows draws the same numbers where a training is not made again.
+            with kept_random_state(model):
+                if self._function is not None:
+                    self._function(model, callbacks)
+                else:
+                    self._fit(model, examples, callbacks)
+            if path is not None:
+                _keep(path, model, callback.snapshot())
             return callback.report.state
 
         return train
+
+    def forget(self) -> None:
+        """Deletes the trained models that are kept."""
+        for path in self._folder.glob(_PATTERN) if self._folder is not None else ():
+            path.unlink()
+
+    def _path(self, model: Any, examples: SearchData, options: Any) -> Path | None:
+        """Returns the file of a training, whose name tells all that it depends on; None if it is not kept."""
+        if self._folder is None or (self._function is not None and self._identity is None):
+            return None
+        told: list[Any] = [options, data_digest(examples.fitted)]
+        told += [found(one) for one in (model, self._model) for found in (model_digest, architecture_digest)]
+        if self._function is not None:
+            told.append(self._identity)
+        else:
+            told += [self._epochs, self._rate, self._batch, data_digest(self._sample(examples)), str(self._model.loss)]
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+        return self._folder / _KEPT.format(digest[:16])
+
+    def _sample(self, examples: SearchData) -> Any:
+        """Returns what tells training data from others: all arrays, or the first batch of a data set."""
+        given = examples.trained if self._data is None else self._data
+        return given if isinstance(given, tuple) else next(iter(weighted_batches_of(given)))
 
     def _fit(self, model: Any, examples: SearchData, callbacks: list[Any]) -> None:
         given = examples.trained if self._data is None else self._data
@@ -112,6 +159,30 @@ class MixtureTraining:
             rate = keras.optimizers.schedules.CosineDecay(rate, self._epochs * steps)
         compile_like(self._model, model, keras.optimizers.Adam(rate))
         model.fit(**arguments)
+
+
+def _keep(path: Path, model: Any, trained: Snapshot) -> None:
+    arrays = {f"{_WEIGHT}{number}": array_of(one) for number, one in enumerate(model.weights)}
+    arrays |= {f"{_QUANTIZED}{name}": array for name, array in trained.arrays.items()}
+    write_snapshot(path, Snapshot(trained.values, arrays))
+
+
+def _restore(run: QuantizationRun, path: Path) -> bool:
+    """Gives a model what its training had ended with; False if the file is damaged."""
+    try:
+        found = read_snapshot(path)
+        weights = arrays_under(found.arrays, _WEIGHT)
+        values = [weights[str(number)] for number in range(len(run.model.weights))]
+        before = run.model.get_weights()
+        run.model.set_weights(values)
+    except (DamagedSnapshot, KeyError, ValueError):
+        return False
+    try:
+        run.work.restore(Snapshot(found.values, arrays_under(found.arrays, _QUANTIZED)))
+    except ValueError:
+        run.model.set_weights(before)
+        return False
+    return True
 
 
 def _checked(model: Any, data: Any) -> Any:

@@ -6,6 +6,7 @@
 - `repaired_scan`: a model with changed weights, the layers behind them fitted
 - `searched_model`: what may be changed of a model
 - `latencies`: seconds of layers, each as a file of its own, and of whole files
+- `time_limit`: what there is time for
 - `table`: errors of all levels, one at a time
 - `shared_scan`: the table measured by a Ray cluster
 - `costs`: errors, bytes, seconds and arenas of mixtures

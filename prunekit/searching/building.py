@@ -110,8 +110,7 @@ def build(
     model, arrays = _with_low_rank(model, mixture, inputs, memory)
     levels = levels_of(mixture, arrays)
     _prune(subject, model, levels, inputs, memory)
-    bits: dict[str, Any] = {name: level.bits for name, level in levels.items()}
-    rounding = replace(subject.preparation.options, bits=bits, method="gptq")
+    rounding = replace(subject.preparation.options, bits=bits_of(levels), method="gptq")
     rates = {name: level.rate for name, level in levels.items()}
     state = quantize_model(model, rounding, batched(inputs), memory=memory, rates=rates)
     return written(state, arrays, samples, form)
@@ -120,6 +119,11 @@ def build(
 def levels_of(mixture: Mixture, arrays: Mapping[str, Sequence[str]]) -> dict[str, Level]:
     """Returns the level of each array of a model that was built; see `Built.arrays`."""
     return {array: mixture.levels[name] for name, found in arrays.items() for array in found}
+
+
+def bits_of(levels: Mapping[str, Level]) -> Any:
+    """Returns the option `bits` for the levels of arrays; weights without a level have 8 bits."""
+    return {name: level.bits or 8 for name, level in levels.items()} or 8
 
 
 def written(state: QuantizationState, arrays: Mapping[str, tuple[str, ...]], samples: Any, form: FileForm) -> Built:

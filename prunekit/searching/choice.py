@@ -51,17 +51,7 @@ class Choice:
 
 
 class Unreachable(ValueError):
-    """No choice meets the bounds.
-
-    Attributes:
-        least: Name of a bounded cost -> its least total while the other bounds hold; None where those alone cannot be
-            met.
-    """
-
-    def __init__(self, least: Mapping[str, float | None]):
-        self.least = dict(least)
-        listed = ", ".join(f"{name} {'-' if value is None else f'{value:.6g}'}" for name, value in self.least.items())
-        super().__init__(f"No choice meets the bounds. The least of each within the others: {listed}.")
+    """No choice meets the bounds."""
 
 
 def totals(terms: Sequence[Term], levels: Sequence[int]) -> dict[str, float]:
@@ -81,7 +71,6 @@ def choose(
     bounds: Mapping[str, float],
     *,
     seconds: float = _SECONDS,
-    explains: bool = True,
 ) -> Choice:
     """Returns the choice of least total of one cost within bounds of others.
 
@@ -91,7 +80,6 @@ def choose(
         minimised: Name of a cost; of several ones, the largest is minimised.
         bounds: Name of another cost -> its largest total.
         seconds: Time after which the best choice that was found is returned, with its gap.
-        explains: True finds the least of each bounded cost if there is no choice, which takes one program for each.
 
     Raises:
         Unreachable: No choice meets the bounds.
@@ -102,12 +90,7 @@ def choose(
         found = program.solve(minimised, bounds, seconds, less)
         if found is not None and all(found.totals[name] <= most * (1 + _ROUNDING) for name, most in bounds.items()):
             return found
-    least: dict[str, float | None] = {}
-    for name in bounds if explains else ():
-        others = {other: bound for other, bound in bounds.items() if other != name}
-        best = program.solve(name, others, seconds)
-        least[name] = None if best is None else best.totals[name]
-    raise Unreachable(least)
+    raise Unreachable(f"No choice meets the bounds. Received: {dict(bounds)}.")
 
 
 def _classes(term: Term, axis: int) -> np.ndarray:

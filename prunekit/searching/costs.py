@@ -298,7 +298,7 @@ class Costs:
             arena = most.pop(ARENA)
             most |= dict.fromkeys(self._arenas, arena)
         minimised = self._arenas if name == ARENA else name
-        return self._mixture(choose(self.sizes, self.terms, minimised, most, explains=False))
+        return self._mixture(choose(self.sizes, self.terms, minimised, most))
 
     def least_of_each(self, bounds: Mapping[str, float]) -> dict[str, float | None]:
         """Returns the least of each bounded cost while the other bounds hold; None where these cannot be met."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from prunekit.delivery.litert.isolated_run import ScriptFailed
 from prunekit.searching.building import Built
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import ARENA, Costs, Mixture
+from prunekit.searching.time_limit import NO_LIMIT, TimeLimit
 from prunekit.sparsity.shorthands import SearchProfile
 from prunekit.techniques.factorize.new_model import UnequalOutputsError
 
@@ -116,6 +119,7 @@ class Finder:
         make: Returns the file of a mixture.
         train: Returns the file of a mixture after training, from its file before; None trains nothing.
         progress: Told of each file: (done, total, text).
+        limit: No file is begun for which there is no time, unless none answers the question.
 
     Attributes:
         made: All files that were made.
@@ -127,9 +131,12 @@ class Finder:
     make: Callable[[Mixture], Made]
     train: Callable[[Made], Made] | None
     progress: Progress
+    limit: TimeLimit = NO_LIMIT
     made: list[Made] = field(default_factory=list, init=False)
     notes: list[str] = field(default_factory=list, init=False)
     _unmet: Mapping[str, float] = field(default_factory=dict, init=False)
+    # The longest that a file and a training took.
+    _seconds: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0}, init=False)
 
     def found(self) -> Made:
         """Returns the file that answers the question.
@@ -146,10 +153,21 @@ class Finder:
             self._along(low, high, min((holds or low) * _FACTOR, high), holds, self.train)
         if any(self._is_liked(one) for one in self.made):
             self._refine(low)
+        if self._answer() is None and not self._has_time(trains=False):
+            # Better late with the most careful file than with none.
+            self._holds(low, None)
         found = self._answer()
         if found is None:
             raise ValueError(self._missed())
         return found
+
+    def _has_time(self, *, trains: bool) -> bool:
+        """Returns True if there is time for one more file, as long as the others took."""
+        if self.limit.left > self._seconds[False] + self._seconds[True] * trains:
+            return True
+        note = "The time was over before all files were made."
+        self.notes += [note] if note not in self.notes else []
+        return False
 
     # ---- which file is the answer ------------------------------------------------------------------------------------
 
@@ -182,8 +200,8 @@ class Finder:
         if found is not None:
             return found
         kept = next((one for one in same if one.built is not None and not one.is_trained), None)
-        untrained = kept or self.make(mixture)
-        found = untrained if train is None else train(untrained)
+        untrained = kept or self._timed(False, self.make, mixture)
+        found = untrained if train is None else self._timed(True, train, untrained)
         self.made.append(found)
         answer = self._answer()
         for one in self.made:
@@ -192,6 +210,12 @@ class Finder:
         trained = sum(one.is_trained for one in self.made)
         after, done, most = (" after training", trained, TRAINED) if train else ("", len(self.made) - trained, FILES)
         self.progress(min(done, most), most, f"a file of {found}{after}, drop {found.drops[0]:.4g}")
+        return found
+
+    def _timed(self, trains: bool, make: Callable[[Any], Made], given: Any) -> Made:
+        start = time.monotonic()
+        found = make(given)
+        self._seconds[trains] = max(self._seconds[trains], time.monotonic() - start)
         return found
 
     # ---- within a drop -----------------------------------------------------------------------------------------------
@@ -215,6 +239,8 @@ class Finder:
         """
         fails = None
         for _ in range(FILES if train is None else TRAINED):
+            if not self._has_time(trains=train is not None):
+                break
             if self._holds(bound, train):
                 holds = bound
             else:
@@ -239,6 +265,8 @@ class Finder:
         Files that held the drop on the examples for the choice alone leave gaps.
         """
         for _ in range(FILES):
+            if not self._has_time(trains=False):
+                break
             count, answer = len(self.made), self._answer()
             if answer is None:
                 bound = max(min(one.mixture.error for one in self.made) / _FACTOR, low)
@@ -335,6 +363,8 @@ class Finder:
         bounds = self.question.costs
         counted = self._counted(bounds)
         for _ in range(FILES):
+            if not self._has_time(trains=False):
+                break
             count = len(self.made)
             try:
                 one = self._file(self.costs.least("error", counted))
@@ -358,7 +388,7 @@ class Finder:
                 f"No file meets all bounds without training. Received: {self.question}; the nearest of "
                 f"{len(self.made)} files has {smallest}. Allow more."
             )
-        if self.train is not None:
+        if self.train is not None and self._has_time(trains=True):
             self._file(best.mixture, self.train)
         return self._answer() or best
 

@@ -18,8 +18,9 @@ from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.partial_files import replace_file
 from prunekit.delivery.litert.arena import arena_bytes
 from prunekit.delivery.litert.model_measures import machine
+from prunekit.delivery.reports.formatting import names
 from prunekit.delivery.reports.metrics import Metric
-from prunekit.searching.building import FORMS, Built, build, copied, levels_of, weights_of, written
+from prunekit.searching.building import FORMS, Built, bits_of, build, copied, levels_of, weights_of, written
 from prunekit.searching.candidates import Level
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
@@ -30,6 +31,7 @@ from prunekit.searching.search_report import SearchedGroup, SearchedWeight, Sear
 from prunekit.searching.searched_model import EIGHT_BITS, SearchedModel
 from prunekit.searching.shared_scan import ScanInputs, scan_by_ray
 from prunekit.searching.table import STORED_BITS, Table, levels_for, missing, scan, settings_of
+from prunekit.searching.time_limit import NO_LIMIT, TimeLimit
 from prunekit.sparsity.array_ops import array_of
 from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchWorkers
 from prunekit.techniques.factorize.factorizing import PRUNED, zeros_of
@@ -38,8 +40,12 @@ from prunekit.techniques.quantize.quantization_state import QuantizationState
 
 # The table of all levels, by target.
 TABLES = {target: f"scan-{target}.json" for target in get_args(SearchTarget)}
-# Trains a model on integers, in place: (model, bits of its weights, those whose zeros stay) -> the quantized model.
-Train = Callable[[Any, Mapping[str, int], Sequence[str]], QuantizationState]
+# Share of the time for the table.
+_TABLE = 0.5
+# Names in a note.
+_NAMED = 8
+# Trains a model on integers, in place: (model, option `bits`, weights whose zeros stay) -> the quantized model.
+Train = Callable[[Any, Any, Sequence[str]], QuantizationState]
 
 
 class SearchRun:
@@ -54,6 +60,7 @@ class SearchRun:
         progress: Told of each scanned weight and each file: (done, total, text).
         metric: The metric in which the drop is measured; None takes the model's first one.
         workers: "ray": nodes of a Ray cluster measure the levels; None = this process.
+        limit: When the search ends.
     """
 
     def __init__(  # noqa: PLR0913
@@ -66,11 +73,12 @@ class SearchRun:
         progress: Progress | None,
         metric: Metric | None = None,
         workers: SearchWorkers | None = None,
+        limit: TimeLimit = NO_LIMIT,
     ):
         self._notes: list[str] = []
         self._model, self._data, self._memory, self._techniques = model, data, memory, techniques
         self._progress: Progress = progress or (lambda done, total, text: None)
-        self._workers = workers
+        self._workers, self._limit = workers, limit
         self._target, self._form = target, FORMS[target]
         self._options = replace(EIGHT_BITS, full_integer=self._form.full_integer)
         self._subject = SearchedModel(model, data.fitted, self._options)
@@ -136,11 +144,17 @@ class SearchRun:
             self._progress(done, total, f"measured {name}")
 
         subject, data = self._subject, self._data
-        inputs = ScanInputs(self._model, data.fitted, data.measured, levels, self._memory, self._options)
+        limit = self._limit.share(_TABLE)
+        inputs = ScanInputs(self._model, data.fitted, data.measured, levels, self._memory, self._options, limit)
         if self._workers == "ray" and missing(subject, known):
             known, notes = scan_by_ray(subject, inputs, known, keep, told)
             self._notes += notes
-        self._table = scan(subject, lambda: inputs.measure(subject), levels, known, keep, told)
+        self._table, late = scan(subject, lambda: inputs.measure(subject), levels, known, keep, told, limit=limit)
+        if late:
+            self._notes.append(
+                "There was no time to measure these weights and groups, which have 8 bits and all channels: "
+                f"{names(late, _NAMED)}."
+            )
         seconds = None
         if question.is_timed:
             structures = self._table.extreme_structures() if "factorize" in self._techniques else {}
@@ -184,7 +198,7 @@ class SearchRun:
             ValueError: No file answers it.
         """
         trained = None if train is None else lambda made: self._trained(made, train)
-        finder = Finder(question, self._costs, self._file, trained, self._progress)
+        finder = Finder(question, self._costs, self._file, trained, self._progress, self._limit)
         made = finder.found()
         if made.built is None:
             raise ValueError("The file that answers has its model.")
@@ -201,7 +215,7 @@ class SearchRun:
         # The file before may be the one that is delivered.
         model, arrays = copied(made.built.model), made.built.arrays
         levels = levels_of(made.mixture, arrays)
-        state = train(model, {name: level.bits or 8 for name, level in levels.items()}, self._zeros_of(model, levels))
+        state = train(model, bits_of(levels), self._zeros_of(model, levels))
         built = written(state, arrays, self._data.held_out, self._form)
         return self._judged(made.mixture, built, is_trained=True)
 
@@ -274,14 +288,14 @@ class SearchRun:
         only_time = question.drop is None and set(question.costs) == {"latency"}
         goal = "latency" if only_time else MINIMISED[question.profile]
         found = []
-        for names in [*((name,) for name in used), tuple(used)]:
-            costs = self._costs_of(names)
+        for together in [*((name,) for name in used), tuple(used)]:
+            costs = self._costs_of(together)
             try:
                 one = costs.least(goal, {"error": max(mixture.error, costs.errors[0]) * (1 + 1e-6)})
             except Unreachable:
                 continue
             size = one.costs["bytes"] + besides
-            found.append(TechniqueAlone(" and ".join(names), one.error, size, one.costs.get("latency")))
+            found.append(TechniqueAlone(" and ".join(together), one.error, size, one.costs.get("latency")))
         return tuple(found)
 
     def _rows_of_weights(self, mixture: Mixture, built: Built) -> list[SearchedWeight]:

@@ -200,6 +200,12 @@ class SearchedModel:
         ]
         return np.concatenate(found) if found else np.zeros(0, int)
 
+    def entries_of(self, name: str) -> int:
+        """Returns the entries of the weights that have the channels of a group."""
+        group = next(group for group in self.channels.groups if group.name == name)
+        names = {member.weight for member in group.members}
+        return sum(math.prod(one.variable.shape) for one in self.channels.links.weights.values() if one.name in names)
+
     def kept_counts(self, name: str, shares: Sequence[float]) -> list[int]:
         """Returns the numbers of kept units of a group for shares, descending, all of them first."""
         order = self.orders[name]

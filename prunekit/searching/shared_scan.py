@@ -13,6 +13,7 @@ from prunekit.searching.judge import batched
 from prunekit.searching.repaired_scan import RepairedScan
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import Levels, Table, missing, scan
+from prunekit.searching.time_limit import NO_LIMIT, TimeLimit
 from prunekit.techniques.quantize.options import QuantizationOptions
 
 # Examples of a batch.
@@ -33,6 +34,7 @@ class ScanInputs:
         levels: The levels.
         memory: Largest number of bytes of activations that are kept.
         options: How the model is quantized.
+        limit: When the measurements end.
     """
 
     model: Any
@@ -41,6 +43,7 @@ class ScanInputs:
     levels: Levels
     memory: float
     options: QuantizationOptions
+    limit: TimeLimit = NO_LIMIT
 
     def measure(self, subject: SearchedModel) -> RepairedScan:
         """Returns the walk through the model."""
@@ -48,10 +51,14 @@ class ScanInputs:
         return RepairedScan(self.model, *batches, list(subject.products.values()), self.memory)
 
 
-def scan_part(inputs: ScanInputs, names: Sequence[str]) -> Table:
-    """Returns the rows of some weights and groups."""
+def scan_part(inputs: ScanInputs, names: Sequence[str]) -> tuple[Table, list[str]]:
+    """Returns the rows of some weights and groups, and those that there was no time for."""
     subject = SearchedModel(inputs.model, inputs.fitted, inputs.options)
-    return scan(subject, lambda: inputs.measure(subject), inputs.levels, Table(), lambda _: None, only=names)
+
+    def measure() -> RepairedScan:
+        return inputs.measure(subject)
+
+    return scan(subject, measure, inputs.levels, Table(), lambda _: None, only=names, limit=inputs.limit)
 
 
 def scan_by_ray(
@@ -77,9 +84,8 @@ def scan_by_ray(
             if isinstance(found, Exception):
                 failed.setdefault(failure_text(found), []).extend(parts[index])
                 continue
-            table = replace(
-                table, weights=(*table.weights, *found.weights), removals=(*table.removals, *found.removals)
-            )
+            rows, _ = found
+            table = replace(table, weights=(*table.weights, *rows.weights), removals=(*table.removals, *rows.removals))
             keep(table)
             progress(total - len(missing(subject, table)), total, ", ".join(parts[index]))
     notes = [

@@ -22,6 +22,7 @@ from prunekit.searching.candidates import (
 from prunekit.searching.latencies import LayerSeconds
 from prunekit.searching.repaired_scan import RepairedScan
 from prunekit.searching.searched_model import SearchedModel
+from prunekit.searching.time_limit import NO_LIMIT, Pace, TimeLimit
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.factorize.forms import Structure
 
@@ -165,7 +166,8 @@ def scan(  # noqa: PLR0913
     keep: Callable[[Table], None],
     progress: Progress | None = None,
     only: Collection[str] | None = None,
-) -> Table:
+    limit: TimeLimit = NO_LIMIT,
+) -> tuple[Table, list[str]]:
     """Measures all levels of all weights, and all removals, one at a time.
 
     Args:
@@ -176,11 +178,14 @@ def scan(  # noqa: PLR0913
         keep: Told of the table after each weight and each group.
         progress: Told of each weight and each group: (done, total, name).
         only: The weights and groups that are measured; None = all.
+        limit: When the measurements end. The largest weights and groups come first.
+
+    Returns:
+        The table, and the weights and groups that there was no time for.
     """
     work = _Scan(subject, levels, known, keep, progress, only)
-    if work.missing:
-        work.run(measure())
-    return work.table
+    late = work.run(measure(), limit) if work.missing else []
+    return work.table, late
 
 
 class _Scan:
@@ -202,26 +207,52 @@ class _Scan:
     def table(self) -> Table:
         return replace(self._known, weights=tuple(self._weights), removals=tuple(self._removals))
 
-    def run(self, measure: RepairedScan) -> None:
-        """Measures what is missing."""
+    def run(self, measure: RepairedScan, limit: TimeLimit) -> list[str]:
+        """Measures what is missing; returns what there was no time for."""
+        at = self._calls(measure)
+        # What no call reads is not measured.
+        names = [name for name in (*self._subject.orders, *self._subject.products) if name in self.missing & set(at)]
+        costs = {name: (len(measure.steps) - at[name]) * self._count(name) for name in names}
+        pace, late = Pace(limit, costs, {name: self._size(name) for name in costs}), []
+        for name in sorted(names, key=lambda name: at[name]):
+            made = pace.has_time_for(name)
+            if made:
+                while measure.at < at[name]:
+                    measure.advance()
+                if name in self._subject.orders:
+                    self._removals += self._of_group(measure, name)
+                else:
+                    self._weights += self._of_weight(measure, name)
+                self._tell(name)
+            else:
+                late.append(name)
+            pace.passed(name, made=made)
+        return late
+
+    def _calls(self, measure: RepairedScan) -> dict[str, int]:
+        """Returns the number of the call before which each weight and each group is measured."""
         subject = self._subject
-        products: dict[int, list[str]] = {}
-        for name, product in subject.products.items():
-            products.setdefault(subject.called[id(product.target.layer)], []).append(name)
-        removals: dict[int | None, list[str]] = {}
+        numbers = {id(step.layer): number for number, step in reversed([*enumerate(measure.steps)])}
+        found = {
+            name: numbers.get(subject.called[id(product.target.layer)]) for name, product in subject.products.items()
+        }
         for name in subject.orders:
             values, _ = removal_changes(subject.channels, subject.removed({name: 1}))
-            removals.setdefault(measure.start_of(values), []).append(name)
-        while measure.at < len(measure.steps) and self.missing:
-            for name in removals.get(measure.at, []):
-                if name in self.missing:
-                    self._removals += self._of_group(measure, name)
-                    self._tell(name)
-            for name in products.get(id(measure.steps[measure.at].layer), []):
-                if name in self.missing:
-                    self._weights += self._of_weight(measure, name)
-                    self._tell(name)
-            measure.advance()
+            found[name] = measure.start_of(values)
+        return {name: number for name, number in found.items() if number is not None}
+
+    def _count(self, name: str) -> int:
+        """Returns about how many levels of a weight or a group are measured."""
+        if name in self._subject.orders:
+            return len(SHARES)
+        factors = len(self._levels.factors) * len(FACTOR_SHARES) if name in self._subject.layouts else 0
+        return len(self._levels.weights) + factors
+
+    def _size(self, name: str) -> int:
+        """Returns the entries of a weight, or of all that a group's channels occur in."""
+        if name in self._subject.products:
+            return self._subject.products[name].target.size
+        return self._subject.entries_of(name)
 
     def _tell(self, name: str) -> None:
         self.missing.remove(name)

@@ -14,7 +14,7 @@ LARGEST = 2**63 - 1
 # Bytes of activations that operations keep, unless `memory` is given.
 MEMORY = 1e9
 _UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
-_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_TIMES = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def fraction(name: str, value: Any) -> float:
@@ -70,12 +70,8 @@ def time_or_share(name: str, value: Any) -> tuple[float, bool]:
     (0.002, False)
     """
     if isinstance(value, str):
-        number, unit = re.fullmatch(r"(.*?)\s*([mu]?s)?", value, re.DOTALL).groups()  # type: ignore[union-attr]
-        try:
-            seconds = float(number) * (_TIMES[unit] if unit else math.nan)
-        except ValueError:
-            seconds = math.nan
-        if not 0.0 < seconds < math.inf:
+        seconds = _seconds(value, ("s", "ms", "us"))
+        if seconds is None:
             raise ValueError(
                 f"{name} must be a time, such as 2ms or 500us, or a share such as 0.5. Received: {value!r}."
             )
@@ -87,6 +83,32 @@ def time_or_share(name: str, value: Any) -> tuple[float, bool]:
             f"Received: {name}={value}."
         )
     return share, True
+
+
+def duration(name: str, value: Any) -> float:
+    """Returns a number of seconds above 0, which may be given as a text such as "20min".
+
+    >>> duration("time", "1.5 h")
+    5400.0
+    """
+    if not isinstance(value, str):
+        return float(positive(name, value))
+    seconds = _seconds(value, ("s", "min", "h"))
+    if seconds is None:
+        raise ValueError(f"{name} must be a time, such as 90s, 20min or 2h. Received: {value!r}.")
+    return seconds
+
+
+def _seconds(text: str, units: Sequence[str]) -> float | None:
+    """Returns the seconds of a text with a number and one of the units; None if it is none above 0."""
+    found = re.fullmatch(rf"(.*?)\s*({'|'.join(units)})", text, re.DOTALL)
+    if found is None:
+        return None
+    try:
+        seconds = float(found[1]) * _TIMES[found[2]]
+    except ValueError:
+        return None
+    return seconds if 0.0 < seconds < math.inf else None
 
 
 def one_of(name: str, value: Any, known: Sequence[str]) -> str:

@@ -18,8 +18,9 @@ from prunekit.delivery.integers.integer_report import IntegerExportError
 from prunekit.delivery.litert.arena import arena_bytes
 from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.operations.search import FILE, MODEL, REPORT
+from prunekit.operations.search_training import MixtureTraining
 from prunekit.reports import SearchReport
-from prunekit.searching import search_run, shared_scan
+from prunekit.searching import search_run, shared_scan, time_limit
 from prunekit.searching.building import FORMS, build
 from prunekit.searching.candidates import Level
 from prunekit.searching.costs import Mixture
@@ -189,6 +190,8 @@ def test_a_regression_is_judged_by_its_metric():
         ({"bytes": "6kB", "profile": "fast"}, "without one, the drop itself is. Received: profile='fast'"),
         ({"drop": 0.1, "profile": "quick"}, "`profile` is one of small, balanced, fast"),
         ({"drop": 0.1, "latency": "soon"}, "latency must be a time, such as 2ms"),
+        ({"drop": 0.1, "time": "20 minutes"}, "time must be a time, such as 90s, 20min or 2h. Received: '20 minutes'"),
+        ({"drop": 0.1, "time": float("nan")}, "time must be a finite number above 0"),
         ({"drop": 0.1, "latency": 3}, "at most 1, or a time such as '2ms'"),
         ({"bytes": 500}, "No file meets all bounds without training"),
     ],
@@ -314,6 +317,38 @@ def test_trained_mixtures_are_smaller_and_hold_the_drop(digits, monkeypatch):
         np.testing.assert_array_equal(was, weight.numpy())
 
 
+@pytest.mark.thorough
+def test_trainings_that_were_made_before_an_interruption_are_not_made_again(digits, tmp_path, monkeypatch):
+    model, (images, labels) = digits
+    fitted = []
+    fit = MixtureTraining._fit
+
+    def counted(self, smaller, *arguments):
+        fitted.append(smaller)
+        if len(fitted) == 2:
+            raise KeyboardInterrupt
+        fit(self, smaller, *arguments)
+
+    monkeypatch.setattr(MixtureTraining, "_fit", counted)
+    training = {"epochs": 1, "data": (images[:400], labels[:400])}
+    arguments = {"drop": 0.02, "training": training, "output": tmp_path, "target": "packed"}
+    with pytest.raises(KeyboardInterrupt):
+        pk.search(model, (images[400:], labels[400:]), **arguments)
+    (kept,) = tmp_path.glob("trained-*.snapshot")
+    content = kept.read_bytes()
+    resumed = pk.search(model, (images[400:], labels[400:]), **arguments)
+    trained = [one for one in resumed.report.points if one.trained]
+    # The first one was kept, and the second one is made.
+    assert len(fitted) == 1 + len(trained) and len(trained) > 1
+    assert not list(tmp_path.glob("trained-*.snapshot"))
+    fitted[:] = [None, None]
+    kept.write_bytes(content[:-10])
+    whole = pk.search(model, (images[400:], labels[400:]), **arguments)
+    assert len(fitted) == 2 + len(trained)
+    assert [one.bytes for one in whole.report.points] == [one.bytes for one in resumed.report.points]
+    assert [one.drop for one in whole.report.points] == [one.drop for one in resumed.report.points]
+
+
 def test_a_training_that_loses_more_is_not_delivered_and_leaves_the_file_before_as_it_was(digits):
     model, (images, labels) = digits
 
@@ -383,6 +418,41 @@ def test_bounds_that_no_mixture_meets_are_answered_with_the_least(digits):
         ValueError, match=r"No file meets all bounds. Received: drop=0.02 and bytes=400; .* counted bytes"
     ):
         pk.search(*digits, drop=0.02, bytes=400)
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+
+class Ticking:
+    """A clock that goes on by one second whenever it is read."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def time(self):
+        self.now += 1.0
+        return self.now
+
+
+def test_a_search_ends_in_time_and_the_next_one_measures_what_it_lacked(digits, found, tmp_path, monkeypatch):
+    monkeypatch.setattr(time_limit, "time", Ticking())
+    report = pk.search(*digits, drop=0.02, time="10s", output=tmp_path).report
+    rows = json.loads((tmp_path / TABLES["litert"]).read_text())
+    measured = {row["weight"] for row in rows["weights"]} | {row["group"] for row in rows["removals"]}
+    late, over = report.notes
+    named = {"conv/kernel", "hidden/kernel", "logits/kernel", "conv", "hidden"} - measured
+    assert named and late.startswith("There was no time to measure") and all(name in late for name in named)
+    # What is worth most is measured, and one file is made, whatever the time.
+    assert measured and over == "The time was over before all files were made."
+    assert report.drop <= 0.02 and len(report.points) == 1 and report.bytes > found[0].report.bytes
+    monkeypatch.undo()
+    again = pk.search(*digits, drop=0.02, output=tmp_path).report
+    assert again.notes == () and again.bytes == found[0].report.bytes
+
+
+@pytest.mark.thorough
+def test_a_search_with_time_enough_finds_what_one_without_a_limit_does(digits, found):
+    assert pk.search(*digits, drop=0.02, time="1 h").report.bytes == found[0].report.bytes
 
 
 def test_a_function_trains_with_the_callbacks_it_is_given(digits):

@@ -5,9 +5,11 @@ import json
 import keras
 import numpy as np
 import pytest
+from ai_edge_litert.interpreter import Interpreter
 from tiny_recipes import mistake_in, one_shot, recipe
 
 import prunekit as pk
+from prunekit.delivery.litert.arena import arena_bytes
 from prunekit.recipe.datasets.data import load_data
 from prunekit.recipe.run.runner import compress, plan
 from prunekit.recipe.steps import search_step
@@ -115,7 +117,11 @@ def test_the_run_goes_on_with_what_was_found_and_reports_by_the_test_data(parts,
     assert json.loads((exports / "scan-packed.json").read_text())["weights"]
 
 
-def test_without_validation_data_training_examples_judge_with_a_note(parts):
-    result = compress(recipe(TRAIN, {"search": {"bytes": "6kB"}}), network(), parts)
+def test_without_validation_data_training_examples_judge_with_a_note(parts, tmp_path):
+    asked = {"bytes": "6kB", "target": "microcontroller", "arena": "64kB"}
+    result = compress(recipe(TRAIN, {"search": asked}), network(), parts, output=tmp_path / "run")
+    file = (tmp_path / "run" / "exports" / "model.tflite").read_bytes()
+    assert {one["dtype"] for one in Interpreter(model_content=file).get_input_details()} == {np.int8}
+    assert arena_bytes(file) <= 64_000 and len(file) <= 6000
     assert any("the drop is measured on training examples" in note for note in result.report.notes)
     assert result.model.get_layer("hidden").units <= 48

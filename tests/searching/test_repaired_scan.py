@@ -249,7 +249,9 @@ def test_the_table_is_kept_after_each_row_and_taken_up_again():
         work = lambda: RepairedScan(  # noqa: E731
             model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9
         )
-        return scan(subject, work, levels, known, kept.append, lambda *one: told.append(one)), subject
+        table, late = scan(subject, work, levels, known, kept.append, lambda *one: told.append(one))
+        assert late == []
+        return table, subject
 
     table, subject = scanned(Table({"question": 1}))
     assert len(table.weights) == 4 * 4 and {row.weight for row in table.weights} == set(subject.products)
@@ -277,7 +279,7 @@ def test_counted_bytes_are_those_of_the_smaller_weights():
     subject = SearchedModel(model, FITTED, FLOATS)
     levels = levels_for(packed=False)
     work = RepairedScan(model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9)
-    table = scan(subject, lambda: work, levels, Table(), lambda _: None)
+    table, _ = scan(subject, lambda: work, levels, Table(), lambda _: None)
     costs = Costs(subject, table, packed=False)
     low, high = costs.errors
     low_rank = 0
@@ -344,7 +346,7 @@ def test_weights_inside_an_attention_are_measured_as_gptq_rounds_them():
     assert set(subject.products) == {*names, "head/kernel"} and not set(names) & set(subject.layouts)
     work = RepairedScan(model, batched(signals, 32), batched(signals, 48), list(subject.products.values()), 1e9)
     levels = Levels((Level(0.0, 8), Level(0.0, 3)))
-    table = scan(subject, lambda: work, levels, Table(), lambda _: None)
+    table, _ = scan(subject, lambda: work, levels, Table(), lambda _: None)
     assert {row.weight for row in table.weights} == set(subject.products)
     for name in names:
         errors = {row.bits: row.error for row in table.of_weight(name)}

@@ -96,12 +96,13 @@ def _searched(settings: Search, workspace: Workspace) -> tuple[Any, Any]:
         question = work.question(settings.drop, settings.bytes, time, settings.profile, settings.arena)
         workspace.exports.mkdir(parents=True, exist_ok=True)
         work.scan(workspace.exports / TABLES[settings.target], question)
-        train, form = None, FORMS[settings.target]
-        if settings.training is not None:
-            train = MixtureTraining(workspace.model, _Fit(settings, workspace)).of(
-                examples, full_integer=form.full_integer
-            )
-        return work.answer(question, train)
+        if settings.training is None:
+            return work.answer(question)
+        fit, folder = _Fit(settings, workspace), workspace.exports
+        training = MixtureTraining(workspace.model, fit, folder, identity=settings.model_dump(mode="json"))
+        found = work.answer(question, training.of(examples, full_integer=FORMS[settings.target].full_integer))
+        training.forget()
+        return found
 
 
 class _Fit:
