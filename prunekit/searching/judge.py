@@ -12,7 +12,7 @@ from prunekit.anatomy.records.keras_metrics import KERAS_METRICS
 from prunekit.core.data.calibration import weighted_batches_of
 from prunekit.core.outputs.baseline import class_agreement, loss_names
 from prunekit.core.outputs.output_error import output_error
-from prunekit.core.outputs.output_metrics import OutputMetrics
+from prunekit.core.outputs.output_metrics import Batch, OutputMetrics
 from prunekit.core.runtime.model_function import ModelFunction
 from prunekit.delivery.reports.metrics import Metric, inferred, keras_metric
 from prunekit.sparsity.array_ops import array_of
@@ -23,8 +23,8 @@ FITTED, MEASURED, CHOOSING, JUDGING = 256, 256, 4096, 4096
 LEAST = 128
 # Examples that are read, of which these are drawn.
 READ = 4 * (FITTED + MEASURED + CHOOSING + JUDGING)
-# Examples of a batch to which layers are fitted.
-_BATCH = 32
+# Examples of a batch to which layers are fitted, and of one whose outputs are judged.
+_BATCH, _JUDGED = 32, 128
 # Most examples that are kept for a training.
 _TRAINED = 200_000
 
@@ -126,30 +126,45 @@ class Judge:
     def __init__(self, model: Any, data: SearchData, metric: Metric | None = None):
         self._model, self._data = model, data
         run = ModelFunction(model, lambda inputs: model(inputs, training=False))
-        found = [run(keras.tree.map_structure(keras.ops.convert_to_tensor, one)) for one in batched(data.held_out, 128)]
+        found = [
+            run(keras.tree.map_structure(keras.ops.convert_to_tensor, one)) for one in batched(data.held_out, _JUDGED)
+        ]
         self._structure = keras.tree.map_structure(lambda leaf: None, found[0])
         parts = zip(*map(keras.tree.flatten, found), strict=True)
         self.outputs = [np.concatenate([array_of(leaf).astype("float32") for leaf in leaves]) for leaves in parts]
         self._loss = loss_names(model, len(self.outputs))[0]
-        self.metric = metric or self._metric()
+        self._parts = slice(0, data.choosing), slice(data.choosing, None)
+        self._measures = [OutputMetrics(model, self._batches(part), of_outputs=True) for part in self._parts]
+        self.metric = self._metric() if metric is None or data.labels is None else self._checked(metric)
         self.before = self.values(self.outputs)
 
     def _metric(self) -> Metric:
         if self._data.labels is None:
             same = class_agreement(self.outputs[0], self.outputs[0], self._loss)
             return Metric("output_error", "min") if same is None else Metric("agreement", "max", fraction=True)
-        names = self._compiled() if self._model.compiled else {}
+        names = self._measured(self.outputs, 0)
         known = [self._inferred(name) for name in names if name != "loss"]
         chosen = next((one for one in known if one.direction is not None), None)
         if chosen is not None:
             return chosen
         if self._classes() is not None:
             return Metric("accuracy", "max", fraction=True)
-        if names:
+        if "loss" in names:
             return Metric("loss", "min")
+        lacks = "without a metric, whose loss its outputs do not tell," if self._model.compiled else "not compiled,"
         raise ValueError(
-            "With labels, the drop is that of a metric. Received: a model that is not compiled, and labels that are no "
-            "classes of its outputs. Compile it with a loss or a metric, or pass inputs alone."
+            f"With labels, the drop is that of a metric. Received: a model that is {lacks} and labels that are no "
+            "classes of its outputs. Compile it with a metric, or pass inputs alone."
+        )
+
+    def _checked(self, metric: Metric) -> Metric:
+        """Returns a metric that outputs tell."""
+        known = self._measured(self.outputs, 0)
+        if metric.name in known or (metric.name == "accuracy" and self._classes() is not None):
+            return metric
+        raise ValueError(
+            f"The drop is that of a metric of outputs: {', '.join(known) or 'none is known'}. Received: {metric.name}, "
+            "which the model computes by itself. Compile it with another metric."
         )
 
     def _inferred(self, name: str) -> Metric:
@@ -159,10 +174,6 @@ class Judge:
             if own != name and own in KERAS_METRICS:
                 return keras_metric(own, name)
         return inferred(name)
-
-    def _compiled(self) -> dict[str, float]:
-        part = slice(0, min(self._data.choosing, 64))
-        return self._measured(self.outputs, part)
 
     def _classes(self) -> np.ndarray | None:
         """Returns the class of each held-out example; None if the labels are none."""
@@ -178,30 +189,32 @@ class Judge:
 
     def values(self, outputs: Sequence[np.ndarray]) -> tuple[float, float]:
         """Returns the metric of outputs for the held-out examples, of both parts."""
-        middle = self._data.choosing
-        return self._value(outputs, slice(0, middle)), self._value(outputs, slice(middle, None))
+        return self._value(outputs, 0), self._value(outputs, 1)
 
-    def _value(self, outputs: Sequence[np.ndarray], part: slice) -> float:
-        name = self.metric.name
+    def _value(self, outputs: Sequence[np.ndarray], number: int) -> float:
+        name, part = self.metric.name, self._parts[number]
         if self._data.labels is None:
             if name == "output_error":
                 return output_error([one[part] for one in self.outputs], [one[part] for one in outputs])
             return float(class_agreement(self.outputs[0][part], outputs[0][part], self._loss))  # type: ignore[arg-type]
-        if self._model.compiled:
-            found = self._measured(outputs, part)
-            if name in found:
-                return found[name]
+        found = self._measured(outputs, number)
+        if name in found:
+            return found[name]
         classes = self._classes()
         return float((outputs[0][part].argmax(-1) == classes[part]).mean())  # type: ignore[index]
 
-    def _measured(self, outputs: Sequence[np.ndarray], part: slice) -> dict[str, float]:
-        inputs, labels = (
-            keras.tree.map_structure(lambda leaf: leaf[part], one) for one in (self._data.held_out, self._data.labels)
-        )
-        tensors = [keras.ops.convert_to_tensor(one[part]) for one in outputs]
-        packed = keras.tree.pack_sequence_as(self._structure, tensors)
-        measure = OutputMetrics(self._model, [(inputs, labels, None)])
-        found = measure([packed])
+    def _batches(self, part: slice) -> list[Batch]:
+        data = self._data
+        if data.labels is None:
+            return [(one, None, None) for one in batched(_rows(data.held_out, part), _JUDGED)]
+        return [(*one, None) for one in batched(_rows((data.held_out, data.labels), part), _JUDGED)]
+
+    def _measured(self, outputs: Sequence[np.ndarray], number: int) -> dict[str, float]:
+        """Returns what the model is compiled with, by name, of outputs for a part; {} if there is nothing."""
+        batches = batched([one[self._parts[number]] for one in outputs], _JUDGED)
+        tensors = (keras.tree.map_structure(keras.ops.convert_to_tensor, one) for one in batches)
+        measure = self._measures[number]
+        found = measure(keras.tree.pack_sequence_as(self._structure, one) for one in tensors)
         measure.end()
         return found
 

@@ -17,18 +17,20 @@ class OutputMetrics:
     """The loss and the compiled metrics of a model, as `evaluate` gives them.
 
     A model whose `test_step`, `compute_loss` or `compute_metrics` is its own, and a model with layers that add losses,
-    is evaluated whole, by `evaluate`.
+    is evaluated whole, by `evaluate`: these are the metrics of the model, whatever outputs are given.
 
     Args:
         model: A compiled model; a model that is not compiled has no metrics.
         batches: The data; the model runs on the first batch, so that Keras makes the metrics.
+        of_outputs: True evaluates no model whole, but measures its compiled metrics alone, without the loss: outputs
+            are those of another program, such as a LiteRT file.
 
     Attributes:
         needed: False if there is nothing to measure: the model is not compiled, or the data have no labels.
         whole: Reason why the model is evaluated whole; "" if the outputs are enough.
     """
 
-    def __init__(self, model: Any, batches: Sequence[Batch]):
+    def __init__(self, model: Any, batches: Sequence[Batch], *, of_outputs: bool = False):
         self._model, self._batches = model, batches
         self.needed = bool(model.compiled) and all(labels is not None for _, labels, _ in batches)
         self.whole = ""
@@ -38,7 +40,8 @@ class OutputMetrics:
             check_classes(model, labels)
         inputs, labels, weights = batches[0]
         outputs = model(inputs, training=False)
-        self.whole = _reason_for_whole(model)
+        reason = _reason_for_whole(model)
+        self.whole, self._has_loss = "" if of_outputs else reason, not reason
         self._measured: Callable[..., Any] = self._step
         if keras.backend.backend() == "tensorflow" and not self.whole and not model.run_eagerly:
             # Metrics make their variables in the first call, which a compiled function cannot do.
@@ -63,6 +66,8 @@ class OutputMetrics:
             total += count * float(keras.ops.convert_to_numpy(self._measured(labels, found, weights)))
             examples += count
         results = {**self._model.get_metrics_result(), "loss": total / examples}
+        if not self._has_loss:
+            del results["loss"]
         return {name: _number(name, value) for name, value in results.items()}
 
     def _evaluated(self) -> dict[str, float]:
@@ -78,6 +83,9 @@ class OutputMetrics:
             self._model.reset_metrics()
 
     def _step(self, labels: Any, outputs: Any, weights: Any) -> Any:
+        if not self._has_loss:
+            keras.Model.compute_metrics(self._model, None, labels, outputs, weights)
+            return keras.ops.zeros(())
         loss = self._model.compute_loss(y=labels, y_pred=outputs, sample_weight=weights, training=False)
         self._model.compute_metrics(None, labels, outputs, weights)
         return loss

@@ -1,0 +1,78 @@
+"""What a search judges files by: metrics of their outputs, whatever the model adds, in batches."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers as L
+
+from prunekit.delivery.reports.metrics import Metric
+from prunekit.searching.judge import Judge, SearchData
+
+pytestmark = pytest.mark.one_backend
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(900, 6)).astype("float32")
+Y = (X[:, :3] @ RNG.normal(size=(3, 4))).argmax(-1)
+
+
+class Watched(L.Layer):
+    """Notes how many examples it is called with."""
+
+    sizes: list[int | None]
+
+    def call(self, inputs):
+        self.sizes.append(inputs.shape[0])
+        return inputs
+
+
+class OwnLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred, sample_weight, training) + 1.0
+
+
+def network(kind=keras.Model, loss="sparse_categorical_crossentropy", metrics=("accuracy",), **options):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((6,))
+    watched = Watched()
+    watched.sizes = []
+    outputs = L.Dense(4, "softmax")(L.Dense(16, "relu", **options)(watched(inputs)))
+    model = kind(inputs, outputs)
+    model.compile("adam", loss, metrics=list(metrics))
+    return model, watched
+
+
+def test_the_model_computes_few_examples_at_a_time():
+    model, watched = network()
+    judge = Judge(model, SearchData((X, Y), 0))
+    watched.sizes.clear()
+    judge = Judge(model, SearchData((X, Y), 0))
+    judge.drops(judge.outputs)
+    assert max(size for size in watched.sizes if size is not None) <= 128
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(keras.Model, {"activity_regularizer": keras.regularizers.L2(0.1)}), (OwnLoss, {})]
+)
+def test_the_metric_is_that_of_the_outputs_where_the_model_adds_to_its_loss(kind, options):
+    model, _ = network(kind, **options)
+    data = SearchData((X, Y), 0)
+    judge = Judge(model, data)
+    classes = judge.outputs[0].argmax(-1) == data.labels
+    middle = data.choosing
+    assert judge.metric.name == "accuracy"
+    assert judge.before == pytest.approx((classes[:middle].mean(), classes[middle:].mean()), abs=1e-6)
+    # Outputs that always name one class are not those of the model.
+    wrong = np.tile(np.eye(4, dtype="float32")[data.labels[0]], (len(judge.outputs[0]), 1))
+    expected = [
+        was - (data.labels[part] == data.labels[0]).mean()
+        for was, part in zip(judge.before, (slice(0, middle), slice(middle, None)), strict=True)
+    ]
+    assert judge.drops([wrong]) == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(ValueError, match="The drop is that of a metric of outputs: accuracy. Received: loss"):
+        Judge(model, data, Metric("loss", "min"))
+
+
+def test_a_loss_that_outputs_do_not_tell_is_refused():
+    model, _ = network(loss="mse", metrics=(), activity_regularizer=keras.regularizers.L2(0.1))
+    labels = np.eye(4, dtype="float32")[Y] * 0.3
+    with pytest.raises(ValueError, match="a model that is without a metric, whose loss its outputs do not tell"):
+        Judge(model, SearchData((X, labels), 0))
