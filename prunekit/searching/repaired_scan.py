@@ -19,7 +19,7 @@ import numpy as np
 from prunekit.core.data.moving_statistics import ChannelStatistics, followed
 from prunekit.core.layerwise.calibration_walk import Pair, WalkedCall
 from prunekit.core.layerwise.inner_inputs import InnerInputs
-from prunekit.core.outputs.graph_steps import ForwardPass, GraphStep, Key, steps_of
+from prunekit.core.outputs.graph_steps import ForwardPass, GraphStep, Key, steps_of, written_bytes
 from prunekit.core.outputs.output_error import output_error
 from prunekit.core.outputs.suffix_runs import SuffixRuns
 from prunekit.core.runtime import backend
@@ -60,7 +60,8 @@ class RepairedScan:
         measured: Batches of inputs on which outputs are compared; others than `fitted`, since a layer of many inputs
             can be fitted to any few examples.
         products: The products of the weights that may be fitted.
-        memory: Largest number of bytes of activations of `measured` that are kept.
+        memory: Largest number of bytes of activations that are kept, of `measured`, and of what the calls ahead compute
+            for `fitted`: where a repair needs more for all batches, it is fitted to fewer of them, to one at least.
 
     Attributes:
         steps: The calls.
@@ -84,8 +85,15 @@ class RepairedScan:
         self._outputs = self._measured()
         flat = (self._pass.flat_inputs(batch) for batch in fitted)
         self._values = [dict(zip(self._pass.inputs, tensors, strict=True)) for tensors in flat]
-        # What calls ahead compute, kept for all changes that are measured before the next call.
-        self._ahead, self._ahead_to = [dict(values) for values in self._values], 0
+        self._memory, self._bytes = (
+            memory,
+            [size * len(keras.tree.flatten(fitted[0])[0]) for size in written_bytes(self._pass, fitted[0])],
+        )
+        self._look_back()
+
+    def _look_back(self) -> None:
+        """Forgets what calls ahead compute, which is kept for all changes that are measured before the next call."""
+        self._ahead, self._ahead_to = [dict(values) for values in self._values], [self.at] * len(self._values)
 
     def advance(self) -> None:
         """Passes the next call."""
@@ -96,7 +104,7 @@ class RepairedScan:
             for key in [key for key in values if key not in live]:
                 del values[key]
         self.at += 1
-        self._ahead, self._ahead_to = [dict(values) for values in self._values], self.at
+        self._look_back()
 
     def start_of(self, values: Values) -> int | None:
         """Returns the number of the first call that reads one of the variables; None if none does."""
@@ -134,10 +142,10 @@ class RepairedScan:
         """
         masks = masks or {}
         plan = self._plan({id(variable) for variable, _ in values}, masks)
-        self._look_ahead(max((action.index + 1 for action in plan), default=0))
+        before = self._before(plan)
         with contextlib.ExitStack() as undo:
             undo.enter_context(replaced(values))
-            self._repair(plan, masks, undo)
+            self._repair(plan, before, masks, undo)
             self._runs.advance(self._runs.position(self._earliest(values)) or 0)
             return output_error(self._outputs, self._measured()) ** 2
 
@@ -180,37 +188,50 @@ class RepairedScan:
         last = max((one.index for one in plan if one.product is not None), default=-1)
         return [one for one in plan if one.index <= last]
 
-    def _repair(self, plan: Sequence[_Action], masks: Mapping[int, np.ndarray], undo: contextlib.ExitStack) -> None:
-        changed: list[dict[Key, Any]] = [{} for _ in self._ahead]
+    def _repair(
+        self,
+        plan: Sequence[_Action],
+        before: Sequence[dict[Key, Any]],
+        masks: Mapping[int, np.ndarray],
+        undo: contextlib.ExitStack,
+    ) -> None:
+        changed: list[dict[Key, Any]] = [{} for _ in before]
         for action in plan:
             step = self.steps[action.index]
             if action.product is not None:
                 mask = masks.get(id(action.product.target.variable))
-                self._fit(step, action.product, changed, mask, undo)
+                self._fit(step, action.product, before, changed, mask, undo)
                 if mask is None:
                     continue
             elif action.moves:
-                _move_statistics(step, self._ahead, changed, undo)
-            for was, now in zip(self._ahead, changed, strict=True):
+                _move_statistics(step, before, changed, undo)
+            for was, now in zip(before, changed, strict=True):
                 found = step.run([now.get(key, was.get(key)) for key in step.reads])
                 now.update(zip(step.writes, found, strict=True))
 
-    def _look_ahead(self, index: int) -> None:
-        """Computes what the calls up to a number compute with the present values of the variables."""
-        for step in self.steps[self._ahead_to : index]:
-            for values in self._ahead:
-                step.compute(values)
-        self._ahead_to = max(self._ahead_to, index)
+    def _before(self, plan: Sequence[_Action]) -> list[dict[Key, Any]]:
+        """Returns what the calls of a plan read with the present values of the variables, for each batch that is read.
+
+        As many batches as memory allows, beside what they will compute with the change.
+        """
+        end = max((action.index + 1 for action in plan), default=self.at)
+        needed = sum(self._bytes[self.at : end]) + sum(self._bytes[action.index] for action in plan)
+        count = max(1, min(len(self._ahead), int(self._memory // max(needed, 1))))
+        for number in range(count):
+            for step in self.steps[self._ahead_to[number] : end]:
+                step.compute(self._ahead[number])
+            self._ahead_to[number] = max(self._ahead_to[number], end)
+        return self._ahead[:count]
 
     def _fit(
         self,
         step: GraphStep,
         product: LayerProduct,
+        before: Sequence[dict[Key, Any]],
         changed: Sequence[dict[Key, Any]],
         mask: np.ndarray | None,
         undo: contextlib.ExitStack,
     ) -> None:
-        before = self._ahead
         wanted = -(-_ROWS * product.inputs // len(before))
         was, now = [], []
         for one, other in zip(before, changed, strict=True):

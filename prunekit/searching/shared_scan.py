@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prunekit.core.layerwise.layerwise import Progress
+from prunekit.core.outputs.graph_steps import steps_of, written_bytes
 from prunekit.core.runtime.ray_tasks import by_ray, failure_text, thread_variables
 from prunekit.searching.judge import batched
 from prunekit.searching.repaired_scan import RepairedScan
@@ -16,8 +17,8 @@ from prunekit.searching.table import Levels, Table, missing, scan
 from prunekit.searching.time_limit import NO_LIMIT, TimeLimit
 from prunekit.techniques.quantize.options import QuantizationOptions
 
-# Examples of a batch.
-_FITTED, _MEASURED = 64, 128
+# Examples of a batch, and fewest of one to which layers are fitted.
+_FITTED, _MEASURED, _LEAST = 64, 128, 4
 # Most parts; each computes the calls before its first weight again.
 _PARTS = 16
 PURPOSE = "a search"
@@ -47,7 +48,10 @@ class ScanInputs:
 
     def measure(self, subject: SearchedModel) -> RepairedScan:
         """Returns the walk through the model."""
-        batches = batched(self.fitted, _FITTED), batched(self.measured, _MEASURED)
+        # What the whole model computes for a batch, before and after a change, has to fit into memory.
+        needed = 2 * sum(written_bytes(steps_of(self.model, self.fitted), self.fitted))
+        size = int(min(_FITTED, max(_LEAST, self.memory // needed)))
+        batches = batched(self.fitted, size), batched(self.measured, _MEASURED)
         return RepairedScan(self.model, *batches, list(subject.products.values()), self.memory)
 
 

@@ -106,6 +106,22 @@ def test_the_layers_behind_make_up_for_a_change():
     assert 0 < repaired < 0.8 * plain
 
 
+def test_with_less_memory_layers_are_fitted_to_fewer_batches():
+    model = network()
+    products = list(SearchedModel(model, FITTED).products.values())
+    kernel = model.get_layer("stem").kernel
+    halved = np.array(keras.ops.convert_to_numpy(kernel))
+    halved[..., ::3] = 0
+
+    def error(batches, memory):
+        return RepairedScan(model, batches, batched(MEASURED, 48), products, memory).error([(kernel, halved)])
+
+    batches = batched(FITTED, 32)
+    assert len(batches) > 2
+    assert error(batches, 1.0) == error(batches[:1], 1e9) != error(batches, 1e9)
+    assert error(batches, 1e6) < 1.5 * error(batches, 1e9)
+
+
 def test_calls_are_passed_in_order_and_the_last_layer_is_not_repaired():
     model = network()
     subject, work = whole(model)
