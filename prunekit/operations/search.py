@@ -128,8 +128,8 @@ def search(  # noqa: PLR0913
             ended (those of a function are made again), and another question on the same model and data begins with the
             table.
         seed: Seed of the draw of the examples for each purpose.
-        memory: Largest number of bytes of activations that are kept; less memory costs time. In a model whose activations
-            for some examples are larger, the layers behind a change are fitted to fewer of them.
+        memory: Largest number of bytes of activations that are kept; less memory costs time. Where the activations of
+            a model for 256 examples are larger, the layers behind a change are fitted to fewer of them.
         workers: "ray": the nodes of a Ray cluster (that of RAY_ADDRESS or of this machine, one processor for each part)
             measure the levels, in up to 16 parts, each with `memory`; results are the same up to rounding. Files are
             made here. None = this process.
