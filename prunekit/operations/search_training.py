@@ -27,13 +27,14 @@ from prunekit.techniques.pruning.training.keep_zeros import KeepZeros
 from prunekit.techniques.quantize.options import TrainingKeywords
 from prunekit.techniques.quantize.quantization_state import QuantizationState
 from prunekit.techniques.shrink.channels.optimizer_state import compile_like
+from prunekit.version import __version__
 
 SETTINGS = ("epochs", "data", "learning_rate", "batch_size")
 _RATE, _BATCH = 1e-3, 32
 # Fewest examples that a training makes sense with.
 _LEAST = 128
 # Files of trained mixtures in the folder of a search that has not ended.
-_KEPT, _PATTERN = "trained-{}.snapshot", "trained-*.snapshot"
+_KEPT = "trained-{}.snapshot"
 _WEIGHT, _QUANTIZED = "weight/", "quantized/"
 
 
@@ -44,7 +45,7 @@ class MixtureTraining:
         model: The model; it is not changed.
         given: Settings, or a function of a model and callbacks; see `pk.search`.
         folder: Where trained models are kept until the search ends; None keeps none.
-        identity: What a function does; None = it is not known, and its models are not kept.
+        identity: What a function does, as values that JSON has; None = its models are not kept.
 
     Raises:
         TypeError, ValueError: A setting is unknown or wrong; the model is not compiled.
@@ -52,6 +53,7 @@ class MixtureTraining:
 
     def __init__(self, model: Any, given: Any, folder: Path | None = None, identity: Any = None):
         self._model, self._folder, self._identity = model, folder, identity
+        self._paths: list[Path] = []
         self._function: Callable[[Any, list[Any]], Any] | None = given if callable(given) else None
         if self._function is not None:
             return
@@ -80,7 +82,7 @@ class MixtureTraining:
         return self._function is None and self._data is None
 
     def of(self, examples: SearchData, *, full_integer: bool = False) -> Train:
-        """Returns the training as a function of a model, the bits of its weights, and those whose zeros stay.
+        """Returns the training as a function of a model and its mixture; see `Train`.
 
         Args:
             examples: The examples of the search.
@@ -99,9 +101,14 @@ class MixtureTraining:
                     "{'epochs': ..., 'data': (inputs, labels)}."
                 )
 
-        def train(model: Any, bits: Any, zeros: Sequence[str]) -> QuantizationState:
+        subject = self._subject(examples, full_integer=full_integer)
+
+        def train(model: Any, bits: Any, zeros: Sequence[str], mixture: str) -> QuantizationState:
             options: TrainingKeywords = {"bits": bits, "full_integer": full_integer}
-            path = self._path(model, examples, [bits, full_integer, list(zeros)])
+            path = None
+            if self._folder is not None and subject is not None:
+                path = self._folder / _KEPT.format(hashlib.sha256((subject + mixture).encode()).hexdigest()[:16])
+                self._paths.append(path)
             if path is not None and path.exists():
                 run = QuantizationRun(model, batched(examples.fitted), training_options(options))
                 if _restore(run, path):
@@ -122,27 +129,30 @@ class MixtureTraining:
         return train
 
     def forget(self) -> None:
-        """Deletes the trained models that are kept."""
-        for path in self._folder.glob(_PATTERN) if self._folder is not None else ():
-            path.unlink()
+        """Deletes the trained models that were kept."""
+        for path in self._paths:
+            path.unlink(missing_ok=True)
 
-    def _path(self, model: Any, examples: SearchData, options: Any) -> Path | None:
-        """Returns the file of a training, whose name tells all that it depends on; None if it is not kept."""
-        if self._folder is None or (self._function is not None and self._identity is None):
+    def _subject(self, examples: SearchData, *, full_integer: bool) -> str | None:
+        """Returns all that the trainings of one search have in common, as a text; None if it cannot be told."""
+        given: Any = self._identity
+        if self._function is None:
+            data = examples.trained if self._data is None else self._data
+            compiled = dict(self._model.get_compile_config() or {})
+            # Its automatic name is another one in each process, and the training has its own.
+            compiled.pop("optimizer", None)
+            # Reading a data set may change what it returns next.
+            if not isinstance(data, tuple) or not compiled:
+                return None
+            given = [self._epochs, self._rate, self._batch, data_digest(data), compiled]
+        if given is None:
             return None
-        told: list[Any] = [options, data_digest(examples.fitted)]
-        told += [found(one) for one in (model, self._model) for found in (model_digest, architecture_digest)]
-        if self._function is not None:
-            told.append(self._identity)
-        else:
-            told += [self._epochs, self._rate, self._batch, data_digest(self._sample(examples)), str(self._model.loss)]
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
-        return self._folder / _KEPT.format(digest[:16])
-
-    def _sample(self, examples: SearchData) -> Any:
-        """Returns what tells training data from others: all arrays, or the first batch of a data set."""
-        given = examples.trained if self._data is None else self._data
-        return given if isinstance(given, tuple) else next(iter(weighted_batches_of(given)))
+        model = model_digest(self._model), architecture_digest(self._model)
+        told = [given, full_integer, data_digest(examples.fitted), *model, keras.__version__, __version__]
+        try:
+            return json.dumps(told, sort_keys=True)
+        except TypeError:
+            return None
 
     def _fit(self, model: Any, examples: SearchData, callbacks: list[Any]) -> None:
         given = examples.trained if self._data is None else self._data

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -23,9 +22,9 @@ from prunekit.techniques.factorize.new_model import UnequalOutputsError
 # What each profile minimises: a cost.
 MINIMISED = {"small": "bytes", "balanced": "balanced", "fast": "latency"}
 # Most files that are made, and most that are trained; the factor between the errors that are tried, and the ratio of
-# errors that is near enough.
+# errors that is near enough; files that are left are made until it is the last one.
 FILES, TRAINED = 9, 3
-_FACTOR, _NEAR = 3.0, 1.2
+_FACTOR, _NEAR, _NEAREST = 3.0, 1.2, 1.05
 # First error that is tried, for each unit of the drop.
 _START = 4.0
 # Share of a bound that may be left unused.
@@ -135,8 +134,9 @@ class Finder:
     made: list[Made] = field(default_factory=list, init=False)
     notes: list[str] = field(default_factory=list, init=False)
     _unmet: Mapping[str, float] = field(default_factory=dict, init=False)
-    # The longest that a file and a training took.
-    _seconds: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0}, init=False)
+    # The longest that it took to make a file and to train one.
+    _making: float = field(default=0.0, init=False)
+    _training: float = field(default=0.0, init=False)
 
     def found(self) -> Made:
         """Returns the file that answers the question.
@@ -154,7 +154,7 @@ class Finder:
         if any(self._is_liked(one) for one in self.made):
             self._refine(low)
         if self._answer() is None and not self._has_time(trains=False):
-            # Better late with the most careful file than with none.
+            # After the limit, the file of least error is made if none holds the drop.
             self._holds(low, None)
         found = self._answer()
         if found is None:
@@ -163,7 +163,7 @@ class Finder:
 
     def _has_time(self, *, trains: bool) -> bool:
         """Returns True if there is time for one more file, as long as the others took."""
-        if self.limit.left > self._seconds[False] + self._seconds[True] * trains:
+        if self.limit.left > self._making + self._training * trains:
             return True
         note = "The time was over before all files were made."
         self.notes += [note] if note not in self.notes else []
@@ -200,8 +200,14 @@ class Finder:
         if found is not None:
             return found
         kept = next((one for one in same if one.built is not None and not one.is_trained), None)
-        untrained = kept or self._timed(False, self.make, mixture)
-        found = untrained if train is None else self._timed(True, train, untrained)
+        start = time.monotonic()
+        untrained = kept or self.make(mixture)
+        middle = time.monotonic()
+        self._making = max(self._making, middle - start)
+        found = untrained
+        if train is not None:
+            found = train(untrained)
+            self._training = max(self._training, time.monotonic() - middle)
         self.made.append(found)
         answer = self._answer()
         for one in self.made:
@@ -210,12 +216,6 @@ class Finder:
         trained = sum(one.is_trained for one in self.made)
         after, done, most = (" after training", trained, TRAINED) if train else ("", len(self.made) - trained, FILES)
         self.progress(min(done, most), most, f"a file of {found}{after}, drop {found.drops[0]:.4g}")
-        return found
-
-    def _timed(self, trains: bool, make: Callable[[Any], Made], given: Any) -> Made:
-        start = time.monotonic()
-        found = make(given)
-        self._seconds[trains] = max(self._seconds[trains], time.monotonic() - start)
         return found
 
     # ---- within a drop -----------------------------------------------------------------------------------------------
@@ -265,17 +265,17 @@ class Finder:
         Files that held the drop on the examples for the choice alone leave gaps.
         """
         for _ in range(FILES):
-            if not self._has_time(trains=False):
-                break
             count, answer = len(self.made), self._answer()
             if answer is None:
                 bound = max(min(one.mixture.error for one in self.made) / _FACTOR, low)
             elif count < FILES and not answer.is_trained:
                 bolder = [one.mixture.error for one in self.made if one.mixture.error > answer.mixture.error]
-                if not bolder or min(bolder) < _NEAR * answer.mixture.error:
+                if not bolder or min(bolder) < _NEAREST * answer.mixture.error:
                     break
                 bound = math.sqrt(min(bolder) * answer.mixture.error)
             else:
+                break
+            if not self._has_time(trains=False):
                 break
             self._holds(bound, None)
             if len(self.made) == count:
@@ -363,12 +363,12 @@ class Finder:
         bounds = self.question.costs
         counted = self._counted(bounds)
         for _ in range(FILES):
-            if not self._has_time(trains=False):
+            if self._answer() is not None and not self._has_time(trains=False):
                 break
             count = len(self.made)
             try:
                 one = self._file(self.costs.least("error", counted))
-            except Unreachable:
+            except (Unreachable, TimeoutError):
                 break
             used = max(one.costs[name] / most for name, most in bounds.items())
             if len(self.made) == count or 1 - _UNUSED <= used <= 1:

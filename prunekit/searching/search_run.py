@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchWork
 from prunekit.techniques.factorize.factorizing import PRUNED, zeros_of
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES
 from prunekit.techniques.quantize.quantization_state import QuantizationState
+from prunekit.techniques.shrink.channels.optimizer_state import compile_like, new_optimizer
 
 # The table of all levels, by target.
 TABLES = {target: f"scan-{target}.json" for target in get_args(SearchTarget)}
@@ -44,8 +46,9 @@ TABLES = {target: f"scan-{target}.json" for target in get_args(SearchTarget)}
 _TABLE = 0.5
 # Names in a note.
 _NAMED = 8
-# Trains a model on integers, in place: (model, option `bits`, weights whose zeros stay) -> the quantized model.
-Train = Callable[[Any, Any, Sequence[str]], QuantizationState]
+# Trains a model on integers, in place: (model, option `bits`, weights whose zeros stay, what tells the mixture from
+# others) -> the quantized model.
+Train = Callable[[Any, Any, Sequence[str], str], QuantizationState]
 
 
 class SearchRun:
@@ -146,10 +149,12 @@ class SearchRun:
         subject, data = self._subject, self._data
         limit = self._limit.share(_TABLE)
         inputs = ScanInputs(self._model, data.fitted, data.measured, levels, self._memory, self._options, limit)
+        useful = None if math.isinf(limit.end) else self._choosable()
         if self._workers == "ray" and missing(subject, known):
-            known, notes = scan_by_ray(subject, inputs, known, keep, told)
+            known, notes = scan_by_ray(subject, inputs, known, keep, told, useful)
             self._notes += notes
-        self._table, late = scan(subject, lambda: inputs.measure(subject), levels, known, keep, told, limit=limit)
+        measure = functools.partial(inputs.measure, subject)
+        self._table, late = scan(subject, measure, levels, known, keep, told, useful, limit)
         if late:
             self._notes.append(
                 "There was no time to measure these weights and groups, which have 8 bits and all channels: "
@@ -170,6 +175,11 @@ class SearchRun:
                 )
         self._seconds = seconds
         self._costs = self._costs_of(self._techniques)
+
+    def _choosable(self) -> list[str]:
+        """Returns the weights and groups that the techniques may change."""
+        groups = list(self._subject.orders) if "shrink" in self._techniques else []
+        return groups + (list(self._subject.products) if set(self._techniques) - {"shrink"} else [])
 
     def _kept_table(self, path: Path, settings: dict[str, Any]) -> Table:
         """Returns the table at a path if it is of the same model, data and levels; else an empty one."""
@@ -202,6 +212,7 @@ class SearchRun:
         made = finder.found()
         if made.built is None:
             raise ValueError("The file that answers has its model.")
+        compile_like(self._model, made.built.model, new_optimizer(self._model))
         return made.built, self._report(made, made.built, finder)
 
     def _file(self, mixture: Mixture) -> Made:
@@ -215,17 +226,19 @@ class SearchRun:
         # The file before may be the one that is delivered.
         model, arrays = copied(made.built.model), made.built.arrays
         levels = levels_of(made.mixture, arrays)
-        state = train(model, bits_of(levels), self._zeros_of(model, levels))
+        told = repr((sorted(made.mixture.levels.items(), key=lambda one: one[0]), sorted(made.mixture.kept.items())))
+        state = train(model, bits_of(levels), self._zeros_of(model, levels), told)
         built = written(state, arrays, self._data.held_out, self._form)
         return self._judged(made.mixture, built, is_trained=True)
 
     def _zeros_of(self, model: Any, levels: Mapping[str, Level]) -> list[str]:
         """Returns the weights whose zeros stay in a training: all in packed files, else those that came with zeros."""
-        weights = [target for target in weights_of(model) if target.name in levels]
+        weights = weights_of(model)
         if not self._form.packed:
-            # The factors of a weight have none of its zeros.
-            before = self._subject.products
-            weights = [before[one.name].target for one in weights if levels[one.name].structure is None]
+            # Small weights become zero by rounding; and the factors of a weight have none of its zeros.
+            before = {target.name: target for target in self._subject.targets}
+            chosen = {one.name: levels[one.name].structure for one in weights if one.name in levels}
+            weights = [before.get(one.name, one) for one in weights if chosen.get(one.name) is None]
         return [one.name for one in weights if zeros_of(one) >= PRUNED]
 
     def _judged(self, mixture: Mixture, built: Built, *, is_trained: bool = False) -> Made:
@@ -283,7 +296,7 @@ class SearchRun:
         mixture = made.mixture
         besides = made.bytes - mixture.costs["bytes"]
         used = [name for name in TECHNIQUES if name in self._techniques and (name != "prune" or self._form.packed)]
-        if len(used) < 2:
+        if len(used) < 2 or not self._limit.left:
             return ()
         only_time = question.drop is None and set(question.costs) == {"latency"}
         goal = "latency" if only_time else MINIMISED[question.profile]
@@ -292,7 +305,7 @@ class SearchRun:
             costs = self._costs_of(together)
             try:
                 one = costs.least(goal, {"error": max(mixture.error, costs.errors[0]) * (1 + 1e-6)})
-            except Unreachable:
+            except (Unreachable, TimeoutError):
                 continue
             size = one.costs["bytes"] + besides
             found.append(TechniqueAlone(" and ".join(together), one.error, size, one.costs.get("latency")))

@@ -201,7 +201,9 @@ class SearchedModel:
         return np.concatenate(found) if found else np.zeros(0, int)
 
     def entries_of(self, name: str) -> int:
-        """Returns the entries of the weights that have the channels of a group."""
+        """Returns the entries of a weight, or of all weights that have the channels of a group."""
+        if name in self.products:
+            return self.products[name].target.size
         group = next(group for group in self.channels.groups if group.name == name)
         names = {member.weight for member in group.members}
         return sum(math.prod(one.variable.shape) for one in self.channels.links.weights.values() if one.name in names)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +58,8 @@ class ScanInputs:
 
 def scan_part(inputs: ScanInputs, names: Sequence[str]) -> tuple[Table, list[str]]:
     """Returns the rows of some weights and groups, and those that there was no time for."""
+    if not inputs.limit.left:
+        return Table(), list(names)
     subject = SearchedModel(inputs.model, inputs.fitted, inputs.options)
 
     def measure() -> RepairedScan:
@@ -71,15 +74,21 @@ def scan_by_ray(
     known: Table,
     keep: Callable[[Table], None],
     progress: Progress,
+    only: Collection[str] | None = None,
 ) -> tuple[Table, list[str]]:
     """Returns a table with the rows that nodes measured, and a note for each cause of failure; arguments as for `scan`.
 
     Raises:
         ImportError: Ray is not installed.
     """
-    names = missing(subject, known)
+    names = [name for name in missing(subject, known) if only is None or name in only]
     count = min(_PARTS, len(names))
-    parts = [names[len(names) * i // count : len(names) * (i + 1) // count] for i in range(count)]
+    if math.isinf(inputs.limit.end):
+        parts = [names[len(names) * i // count : len(names) * (i + 1) // count] for i in range(count)]
+    else:
+        # The largest first, wherever parts have to wait for a processor.
+        names.sort(key=subject.entries_of, reverse=True)
+        parts = [names[i::count] for i in range(count)]
     failed: dict[str, list[str]] = {}
     total, table = len(missing(subject, Table())), known
     calls = by_ray(scan_part, parts, purpose=PURPOSE, shared=inputs, cpus=1, variables=thread_variables(1))
@@ -93,7 +102,7 @@ def scan_by_ray(
             keep(table)
             progress(total - len(missing(subject, table)), total, ", ".join(parts[index]))
     notes = [
-        f"Nodes could not measure {', '.join(names)}, which this machine measured: {text}"
+        f"Nodes could not measure {', '.join(names)}, which were left to this machine: {text}"
         for text, names in failed.items()
     ]
     return table, notes

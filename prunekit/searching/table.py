@@ -213,7 +213,7 @@ class _Scan:
         # What no call reads is not measured.
         names = [name for name in (*self._subject.orders, *self._subject.products) if name in self.missing & set(at)]
         costs = {name: (len(measure.steps) - at[name]) * self._count(name) for name in names}
-        pace, late = Pace(limit, costs, {name: self._size(name) for name in costs}), []
+        pace, late = Pace(limit, costs, {name: self._subject.entries_of(name) for name in costs}), []
         for name in sorted(names, key=lambda name: at[name]):
             made = pace.has_time_for(name)
             if made:
@@ -226,7 +226,7 @@ class _Scan:
                 self._tell(name)
             else:
                 late.append(name)
-            pace.passed(name, made=made)
+            pace.settle(name, made=made)
         return late
 
     def _calls(self, measure: RepairedScan) -> dict[str, int]:
@@ -247,12 +247,6 @@ class _Scan:
             return len(SHARES)
         factors = len(self._levels.factors) * len(FACTOR_SHARES) if name in self._subject.layouts else 0
         return len(self._levels.weights) + factors
-
-    def _size(self, name: str) -> int:
-        """Returns the entries of a weight, or of all that a group's channels occur in."""
-        if name in self._subject.products:
-            return self._subject.products[name].target.size
-        return self._subject.entries_of(name)
 
     def _tell(self, name: str) -> None:
         self.missing.remove(name)

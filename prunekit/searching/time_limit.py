@@ -43,7 +43,7 @@ class Pace:
     Args:
         limit: When they end.
         costs: Name of a measurement -> about how long it takes, in any unit.
-        values: Name of a measurement -> how much it is worth; the first one of the most worth is always made.
+        values: Name of a measurement -> its value. The first one of the largest value is always made.
     """
 
     def __init__(self, limit: TimeLimit, costs: Mapping[str, float], values: Mapping[str, float]):
@@ -52,7 +52,7 @@ class Pace:
         self._best = max(costs, key=lambda name: values[name], default=None)
 
     def has_time_for(self, name: str) -> bool:
-        """Returns True if those of more worth that are not made yet leave time for this one."""
+        """Returns True if the more valuable ones that are not made yet leave time for this one."""
         if name == self._best or math.isinf(self._limit.end):
             return True
         if not self._done:
@@ -61,7 +61,7 @@ class Pace:
         first = sum(cost for other, cost in self._costs.items() if self._values[other] > self._values[name])
         return seconds * (first + self._costs[name]) <= self._limit.left
 
-    def passed(self, name: str, *, made: bool) -> None:
-        """Tells that a measurement was made, or will not be."""
+    def settle(self, name: str, *, made: bool) -> None:
+        """Notes that a measurement was made, or will not be."""
         cost = self._costs.pop(name)
         self._done += cost if made else 0.0

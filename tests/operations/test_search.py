@@ -268,7 +268,9 @@ def test_nodes_of_a_cluster_measure_the_same_table(digits, found, tmp_path, monk
         {row["weight"] for row in tables[0]["weights"]} | {row["group"] for row in tables[0]["removals"]}
     )
     assert report.bytes == found[0].report.bytes
-    gone = f"Nodes could not measure {calls[0][0]}, which this machine measured: Ray: RuntimeError: the node is gone"
+    gone = (
+        f"Nodes could not measure {calls[0][0]}, which were left to this machine: Ray: RuntimeError: the node is gone"
+    )
     assert report.notes == (gone,)
 
 
@@ -347,6 +349,28 @@ def test_trainings_that_were_made_before_an_interruption_are_not_made_again(digi
     assert len(fitted) == 2 + len(trained)
     assert [one.bytes for one in whole.report.points] == [one.bytes for one in resumed.report.points]
     assert [one.drop for one in whole.report.points] == [one.drop for one in resumed.report.points]
+
+
+def test_what_is_kept_of_a_training_depends_on_its_settings_data_and_losses(digits, tmp_path):
+    model, (images, labels) = digits
+    examples = SearchData((images, labels), 0)
+
+    def subject(loss_weights=None, count=200, identity=None, **given):
+        one = keras.models.clone_model(model)
+        one.set_weights(model.get_weights())
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        one.compile("adam", loss, loss_weights=loss_weights, metrics=["accuracy"])
+        training = {"epochs": 2, "data": (images[:count], labels[:count]), **given}
+        return MixtureTraining(one, training, tmp_path)._subject(examples, full_integer=False)
+
+    # Losses are objects, whose texts have addresses.
+    assert subject() == subject() is not None
+    assert len({subject(), subject([2.0]), subject(count=199), subject(epochs=3), subject(batch_size=8)}) == 5
+    # Reading a data set may change what it returns next.
+    assert subject(data=[(images[:64], labels[:64])]) is None
+    assert (
+        MixtureTraining(model, lambda smaller, callbacks: None, tmp_path)._subject(examples, full_integer=False) is None
+    )
 
 
 def test_a_training_that_loses_more_is_not_delivered_and_leaves_the_file_before_as_it_was(digits):
@@ -451,6 +475,15 @@ def test_a_search_ends_in_time_and_the_next_one_measures_what_it_lacked(digits, 
 
 
 @pytest.mark.thorough
+def test_after_the_time_the_best_file_within_bounds_is_made(digits, found, tmp_path, monkeypatch):
+    (tmp_path / TABLES["litert"]).write_bytes((found[1] / TABLES["litert"]).read_bytes())
+    monkeypatch.setattr(time_limit, "time", Ticking())
+    report = pk.search(*digits, bytes="7kB", time="1s", output=tmp_path).report
+    assert 4000 < report.bytes <= 7000 and len(report.points) <= 2 and not report.alone
+    with_quantization = pk.search(*digits, bytes="12kB", time="1s", techniques="quantize").report
+    assert "conv/kernel" in str(with_quantization.notes) and "hidden/kernel" not in str(with_quantization.notes)
+
+
 def test_a_search_with_time_enough_finds_what_one_without_a_limit_does(digits, found):
     assert pk.search(*digits, drop=0.02, time="1 h").report.bytes == found[0].report.bytes
 

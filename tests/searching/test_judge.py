@@ -49,6 +49,26 @@ def test_the_model_computes_few_examples_at_a_time():
     assert max(size for size in watched.sizes if size is not None) <= 128
 
 
+class OwnStep(keras.Model):
+    """A model as the guides of Keras write them, with a metric that its `test_step` updates."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.own = keras.metrics.Mean(name="mae")
+
+    @property
+    def metrics(self):
+        return [*super().metrics, self.own]
+
+    def test_step(self, data):
+        return super().test_step(data)
+
+
+def test_metrics_that_outputs_do_not_tell_are_not_taken():
+    model, _ = network(OwnStep)
+    assert Judge(model, SearchData((X, Y), 0)).metric.name == "accuracy"
+
+
 @pytest.mark.parametrize(
     ("kind", "options"), [(keras.Model, {"activity_regularizer": keras.regularizers.L2(0.1)}), (OwnLoss, {})]
 )

@@ -29,10 +29,10 @@ def test_a_share_ends_before_the_whole(clock):
     ("seconds", "expected"),
     [
         # Ten seconds for a unit of cost.
+        (70, "ad"),
         (1000, "abcd"),
         (100, "abcd"),
         (90, "acd"),
-        (70, "ad"),
         (60, "ad"),
         (5, "d"),
     ],
@@ -44,7 +44,7 @@ def test_the_most_valuable_measurements_are_made(clock, seconds, expected):
         if pace.has_time_for(name):
             made += name
             clock.now += 10 * costs[name]
-        pace.passed(name, made=name in made)
+        pace.settle(name, made=name in made)
     # Nothing is known of the pace before the first one, which is begun if any time is left.
     assert made == (expected if expected.startswith("a") else "a" + expected)
 

@@ -40,7 +40,7 @@ class OutputMetrics:
             check_classes(model, labels)
         inputs, labels, weights = batches[0]
         outputs = model(inputs, training=False)
-        reason = _reason_for_whole(model)
+        reason, self._of_outputs = _reason_for_whole(model), of_outputs
         self.whole, self._has_loss = "" if of_outputs else reason, not reason
         self._measured: Callable[..., Any] = self._step
         if keras.backend.backend() == "tensorflow" and not self.whole and not model.run_eagerly:
@@ -65,10 +65,16 @@ class OutputMetrics:
             count = len(keras.tree.flatten(labels)[0])
             total += count * float(keras.ops.convert_to_numpy(self._measured(labels, found, weights)))
             examples += count
-        results = {**self._model.get_metrics_result(), "loss": total / examples}
-        if not self._has_loss:
-            del results["loss"]
+        loss = {"loss": total / examples} if self._has_loss else {}
+        results = {**self._results(), **loss}
         return {name: _number(name, value) for name, value in results.items()}
+
+    def _results(self) -> dict[str, Any]:
+        if not self._of_outputs:
+            return self._model.get_metrics_result()
+        # Others, such as those that a `test_step` updates, have no value here.
+        compiled = self._model._compile_metrics
+        return {} if compiled is None else compiled.result()
 
     def _evaluated(self) -> dict[str, float]:
         results = self._model.evaluate(Batches(self._batches), verbose=0, return_dict=True)

@@ -20,6 +20,8 @@ from prunekit.recipe.state.compile_settings import compile_arguments, output_nam
 from prunekit.recipe.text.loader import RecipeError
 
 _SEED, _BATCH = 7, 32
+# Bytes of training data that are read at once.
+_MOST = 1e9
 
 
 def scan_named(model: str, data: str, label: str | None, *, examples: int, **options: Any) -> SensitivityReport:
@@ -64,8 +66,13 @@ def search_named(
             raise RecipeError(
                 f"--epochs trains on other examples of --data than --examples draws. Received: all of {data!r} drawn."
             )
-        batches = others.training_batches(AdvancingOrder(others.examples, _SEED), _BATCH)
-        options["training"] = {"epochs": epochs, "data": batches}
+        # Trainings on arrays are kept where a search is interrupted.
+        size = others.examples * sum(leaf.nbytes for leaf in keras.tree.flatten(others.example))
+        if size <= _MOST:
+            trained = others.first(others.examples)
+        else:
+            trained = others.training_batches(AdvancingOrder(others.examples, _SEED), _BATCH)
+        options["training"] = {"epochs": epochs, "data": trained, "batch_size": _BATCH}
     return search(network, drawn, **options)
 
 

@@ -56,7 +56,7 @@ class SearchStep(StepHandler[PreparedStep]):
         settings, run, state = prepared.settings, workspace.run, workspace.state
         samples, labels = export_samples(workspace.model, run.data, run.recipe.seed)
         before, floats = metrics_before(workspace, samples), outputs_of(workspace.model, samples)
-        built, report = _searched(settings, workspace)
+        (built, report), training = _searched(settings, workspace)
         found = built.state
         workspace.replace_model(found.model)
         with found.simulating():
@@ -69,6 +69,8 @@ class SearchStep(StepHandler[PreparedStep]):
             replace_file(workspace.exports / f"{settings.name}.tflite.pack", built.packed)
             row = dataclasses.replace(row, packed_bytes=len(built.packed))
         state.exports.append(row)
+        if training is not None:
+            training.forget()
         return StepResult(
             model=workspace.model,
             metrics=simulated,
@@ -77,7 +79,8 @@ class SearchStep(StepHandler[PreparedStep]):
         )
 
 
-def _searched(settings: Search, workspace: Workspace) -> tuple[Any, Any]:
+def _searched(settings: Search, workspace: Workspace) -> tuple[tuple[Any, Any], MixtureTraining | None]:
+    """Returns the file that was found with its report, and the training, which keeps what it trained."""
     run = workspace.run
     if run.data is None:
         raise ValueError("A search reads data.")
@@ -97,12 +100,11 @@ def _searched(settings: Search, workspace: Workspace) -> tuple[Any, Any]:
         workspace.exports.mkdir(parents=True, exist_ok=True)
         work.scan(workspace.exports / TABLES[settings.target], question)
         if settings.training is None:
-            return work.answer(question)
+            return work.answer(question), None
         fit, folder = _Fit(settings, workspace), workspace.exports
         training = MixtureTraining(workspace.model, fit, folder, identity=settings.model_dump(mode="json"))
-        found = work.answer(question, training.of(examples, full_integer=FORMS[settings.target].full_integer))
-        training.forget()
-        return found
+        train = training.of(examples, full_integer=FORMS[settings.target].full_integer)
+        return work.answer(question, train), training
 
 
 class _Fit:
