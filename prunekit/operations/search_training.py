@@ -26,7 +26,7 @@ from prunekit.techniques.distill.distillation_callback import DistillationCallba
 from prunekit.techniques.pruning.training.keep_zeros import KeepZeros
 from prunekit.techniques.quantize.options import TrainingKeywords
 from prunekit.techniques.quantize.quantization_state import QuantizationState
-from prunekit.techniques.shrink.channels.optimizer_state import compile_like
+from prunekit.techniques.shrink.channels.optimizer_state import compile_like, new_optimizer
 from prunekit.version import __version__
 
 SETTINGS = ("epochs", "data", "learning_rate", "batch_size")
@@ -112,7 +112,9 @@ class MixtureTraining:
             if path is not None and path.exists():
                 run = QuantizationRun(model, batched(examples.fitted), training_options(options))
                 if _restore(run, path):
-                    return run.finish().state
+                    state = run.finish().state
+                    self._compile_anew(model)
+                    return state
             callback = QuantizationCallback(batched(examples.fitted), **options)
             callbacks = [*([KeepZeros(include=list(zeros))] if zeros else []), callback]
             callbacks.append(DistillationCallback(self._model))
@@ -124,9 +126,18 @@ class MixtureTraining:
                     self._fit(model, examples, callbacks)
             if path is not None:
                 _keep(path, model, callback.snapshot())
+            self._compile_anew(model)
             return callback.report.state
 
         return train
+
+    def _compile_anew(self, model: Any) -> None:
+        """Compiles a trained model as the one before is, so that one that was kept is not another one."""
+        optimizer = new_optimizer(self._model)
+        compile_like(self._model, model, optimizer)
+        if optimizer is not None:
+            # Keras warns where it loads a model whose optimizer was not built.
+            optimizer.build(model.trainable_variables)
 
     def forget(self) -> None:
         """Deletes the trained models that were kept."""

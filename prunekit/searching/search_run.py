@@ -38,7 +38,6 @@ from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchWork
 from prunekit.techniques.factorize.factorizing import PRUNED, zeros_of
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES
 from prunekit.techniques.quantize.quantization_state import QuantizationState
-from prunekit.techniques.shrink.channels.optimizer_state import compile_like, new_optimizer
 
 # The table of all levels, by target.
 TABLES = {target: f"scan-{target}.json" for target in get_args(SearchTarget)}
@@ -212,7 +211,6 @@ class SearchRun:
         made = finder.found()
         if made.built is None:
             raise ValueError("The file that answers has its model.")
-        compile_like(self._model, made.built.model, new_optimizer(self._model))
         return made.built, self._report(made, made.built, finder)
 
     def _file(self, mixture: Mixture) -> Made:
