@@ -21,7 +21,7 @@ from prunekit.recipe.text.loader import RecipeError
 
 _SEED, _BATCH = 7, 32
 # Bytes of training data that are read at once.
-_MOST = 1e9
+_AT_ONCE = 1e9
 
 
 def scan_named(model: str, data: str, label: str | None, *, examples: int, **options: Any) -> SensitivityReport:
@@ -68,7 +68,7 @@ def search_named(
             )
         # Trainings on arrays are kept where a search is interrupted.
         size = others.examples * sum(leaf.nbytes for leaf in keras.tree.flatten(others.example))
-        if size <= _MOST:
+        if size <= _AT_ONCE:
             trained = others.first(others.examples)
         else:
             trained = others.training_batches(AdvancingOrder(others.examples, _SEED), _BATCH)
