@@ -70,7 +70,7 @@ def test_too_few_bytes_are_answered_with_what_is_possible(run, stored):
     assert (code, out) == (2, "") and "error: No file meets all bounds without training. Received: bytes=300;" in err
 
 
-@pytest.mark.short(cases=3)
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -178,7 +178,7 @@ def test_a_regression_is_judged_by_its_metric():
     assert report.metric.name == "mae" and report.drop <= 0.05 and report.after <= report.before + 0.05
 
 
-@pytest.mark.short(cases=4)
+@pytest.mark.short(cases=2)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -351,6 +351,7 @@ def test_trainings_that_were_made_before_an_interruption_are_not_made_again(digi
     assert [one.drop for one in whole.report.points] == [one.drop for one in resumed.report.points]
 
 
+@pytest.mark.thorough
 def test_what_is_kept_of_a_training_depends_on_its_settings_data_and_losses(digits, tmp_path):
     model, (images, labels) = digits
     examples = SearchData((images, labels), 0)

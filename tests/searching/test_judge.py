@@ -64,11 +64,13 @@ class OwnStep(keras.Model):
         return super().test_step(data)
 
 
+@pytest.mark.thorough
 def test_metrics_that_outputs_do_not_tell_are_not_taken():
     model, _ = network(OwnStep)
     assert Judge(model, SearchData((X, Y), 0)).metric.name == "accuracy"
 
 
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize(
     ("kind", "options"), [(keras.Model, {"activity_regularizer": keras.regularizers.L2(0.1)}), (OwnLoss, {})]
 )
@@ -91,6 +93,7 @@ def test_the_metric_is_that_of_the_outputs_where_the_model_adds_to_its_loss(kind
         Judge(model, data, Metric("loss", "min"))
 
 
+@pytest.mark.thorough
 def test_a_loss_that_outputs_do_not_tell_is_refused():
     model, _ = network(loss="mse", metrics=(), activity_regularizer=keras.regularizers.L2(0.1))
     labels = np.eye(4, dtype="float32")[Y] * 0.3

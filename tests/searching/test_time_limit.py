@@ -18,6 +18,7 @@ def clock(monkeypatch):
     return found
 
 
+@pytest.mark.thorough
 def test_a_share_ends_before_the_whole(clock):
     limit = TimeLimit.after(60)
     assert (limit.left, limit.share(0.5).left, TimeLimit().share(0.5).left) == (60, 30, math.inf)
@@ -49,6 +50,7 @@ def test_the_most_valuable_measurements_are_made(clock, seconds, expected):
     assert made == (expected if expected.startswith("a") else "a" + expected)
 
 
+@pytest.mark.thorough
 def test_nothing_but_the_most_valuable_is_made_when_the_time_is_over(clock):
     limit = TimeLimit.after(1)
     clock.now += 2
