@@ -147,6 +147,8 @@ class MixtureTraining:
     def _subject(self, examples: SearchData, *, full_integer: bool) -> str | None:
         """Returns all that the trainings of one search have in common, as a text; None if it cannot be told."""
         given: Any = self._identity
+        if self._folder is None:
+            return None
         if self._function is None:
             data = examples.trained if self._data is None else self._data
             compiled = dict(self._model.get_compile_config() or {})

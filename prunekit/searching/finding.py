@@ -21,8 +21,8 @@ from prunekit.techniques.factorize.new_model import UnequalOutputsError
 
 # What each profile minimises: a cost.
 MINIMISED = {"small": "bytes", "balanced": "balanced", "fast": "latency"}
-# Most files that are made, and most that are trained; the factor between the errors that are tried, and the ratio of
-# errors that is near enough; files that are left are made until it is the last one.
+# Most files that are made, and most that are trained; the factor between the errors that are tried; and the ratio of
+# the errors of two files between which no more are made, before and after an answer is known.
 FILES, TRAINED = 9, 3
 _FACTOR, _NEAR, _NEAREST = 3.0, 1.2, 1.05
 # First error that is tried, for each unit of the drop.

@@ -134,7 +134,8 @@ class Judge:
         self.outputs = [np.concatenate([array_of(leaf).astype("float32") for leaf in leaves]) for leaves in parts]
         self._loss = loss_names(model, len(self.outputs))[0]
         self._parts = slice(0, data.choosing), slice(data.choosing, None)
-        self._measures = [OutputMetrics(model, self._batches(part), of_outputs=True) for part in self._parts]
+        parts_with_labels = self._parts if data.labels is not None else ()
+        self._measures = [OutputMetrics(model, self._batches(part), of_outputs=True) for part in parts_with_labels]
         self.metric = self._metric() if metric is None or data.labels is None else self._checked(metric)
         self.before = self.values(self.outputs)
 
@@ -204,10 +205,7 @@ class Judge:
         return float((outputs[0][part].argmax(-1) == classes[part]).mean())  # type: ignore[index]
 
     def _batches(self, part: slice) -> list[Batch]:
-        data = self._data
-        if data.labels is None:
-            return [(one, None, None) for one in batched(_rows(data.held_out, part), _JUDGED)]
-        return [(*one, None) for one in batched(_rows((data.held_out, data.labels), part), _JUDGED)]
+        return [(*one, None) for one in batched(_rows((self._data.held_out, self._data.labels), part), _JUDGED)]
 
     def _measured(self, outputs: Sequence[np.ndarray], number: int) -> dict[str, float]:
         """Returns what the model is compiled with, by name, of outputs for a part; {} if there is nothing."""

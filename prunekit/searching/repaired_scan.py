@@ -19,7 +19,7 @@ import numpy as np
 from prunekit.core.data.moving_statistics import ChannelStatistics, followed
 from prunekit.core.layerwise.calibration_walk import Pair, WalkedCall
 from prunekit.core.layerwise.inner_inputs import InnerInputs
-from prunekit.core.outputs.graph_steps import ForwardPass, GraphStep, Key, steps_of, written_bytes
+from prunekit.core.outputs.graph_steps import ForwardPass, GraphStep, Key, steps_of
 from prunekit.core.outputs.output_error import output_error
 from prunekit.core.outputs.suffix_runs import SuffixRuns
 from prunekit.core.runtime import backend
@@ -62,6 +62,7 @@ class RepairedScan:
         products: The products of the weights that may be fitted.
         memory: Largest number of bytes of activations that are kept, of `measured`, and of what the calls ahead compute
             for `fitted`: where a repair needs more for all batches, it is fitted to fewer of them, to one at least.
+        written: Bytes that each call writes for one example.
 
     Attributes:
         steps: The calls.
@@ -75,6 +76,7 @@ class RepairedScan:
         measured: Sequence[Any],
         products: Sequence[LayerProduct],
         memory: float,
+        written: Sequence[int],
     ):
         self._pass: ForwardPass = steps_of(model, fitted[0])
         self.steps: Sequence[GraphStep] = self._pass.steps
@@ -85,10 +87,8 @@ class RepairedScan:
         self._outputs = self._measured()
         flat = (self._pass.flat_inputs(batch) for batch in fitted)
         self._values = [dict(zip(self._pass.inputs, tensors, strict=True)) for tensors in flat]
-        self._memory, self._bytes = (
-            memory,
-            [size * len(keras.tree.flatten(fitted[0])[0]) for size in written_bytes(self._pass, fitted[0])],
-        )
+        self._memory = memory
+        self._bytes = [size * len(keras.tree.flatten(fitted[0])[0]) for size in written]
         self._look_back()
 
     def _look_back(self) -> None:

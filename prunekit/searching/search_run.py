@@ -224,7 +224,7 @@ class SearchRun:
         # The file before may be the one that is delivered.
         model, arrays = copied(made.built.model), made.built.arrays
         levels = levels_of(made.mixture, arrays)
-        told = repr((sorted(made.mixture.levels.items(), key=lambda one: one[0]), sorted(made.mixture.kept.items())))
+        told = repr((sorted(made.mixture.levels.items()), sorted(made.mixture.kept.items())))
         state = train(model, bits_of(levels), self._zeros_of(model, levels), told)
         built = written(state, arrays, self._data.held_out, self._form)
         return self._judged(made.mixture, built, is_trained=True)

@@ -17,6 +17,7 @@ from prunekit.anatomy.layers.linear_kinds import SEPARABLE
 from prunekit.anatomy.layers.targets import Target
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.core.outputs.graph_steps import GraphStep, steps_of
+from prunekit.core.runtime.backend import bytes_of
 from prunekit.core.statistics.channel_importance import GroupImportance, entry_scores, reasons_to_stay
 from prunekit.core.statistics.layer_products import LayerProduct, product_of, unfitted
 from prunekit.searching.judge import batched
@@ -73,19 +74,20 @@ class LayerShapes:
         return math.prod(self.outputs[:-1])
 
 
-def _walked(model: Any, inputs: Any) -> tuple[Sequence[GraphStep], dict[int, LayerShapes]]:
-    """Returns the calls of a model, and the shapes of layers with one input and one output."""
+def _walked(model: Any, inputs: Any) -> tuple[Sequence[GraphStep], dict[int, LayerShapes], list[int]]:
+    """Returns the calls of a model, the shapes of layers with one input and one output, and the bytes of all calls."""
     first = keras.tree.map_structure(lambda leaf: leaf[:1], inputs)
     steps = steps_of(model, first)
     values = dict(zip(steps.inputs, steps.flat_inputs(first), strict=True))
-    found = {}
+    found, sizes = {}, []
     for step in steps.steps:
         step.compute(values)
+        sizes.append(bytes_of(values[key] for key in step.writes))
         if step.layer is not None and len(step.reads) == len(step.writes) == 1:
             read, written = values[step.reads[0]], values[step.writes[0]]
             floats = "float" in keras.backend.standardize_dtype(read.dtype)
             found[id(step.layer)] = LayerShapes(tuple(read.shape[1:]), tuple(written.shape[1:]), floats)
-    return steps.steps, found
+    return steps.steps, found, sizes
 
 
 def _called(steps: Sequence[GraphStep]) -> dict[int, int]:
@@ -121,6 +123,7 @@ class SearchedModel:
         orders: The order of removal of each group, by its name.
         called: id of a layer that is called once, itself or inside another one -> id of the layer of that call.
         shapes: id of a layer with one input and one output -> their shapes.
+        written: Bytes that each call writes for one example.
         skipped: Weights that no level is chosen for, with reasons.
 
     Raises:
@@ -142,7 +145,7 @@ class SearchedModel:
         self.preparation = Preparation(model, options, batched(inputs))
         self._weights = {id(one.variable): one for one in self.preparation.weights}
         targets = [self.preparation.selection.targets[key] for key in self._weights]
-        steps, self.shapes = _walked(model, inputs)
+        steps, self.shapes, self.written = _walked(model, inputs)
         self.called = _called(steps)
         lacking = unfitted(targets) | {
             target.name: "its layer is called several times, or inside a recurrent layer or a wrapper"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from prunekit.core.layerwise.layerwise import Progress
-from prunekit.core.outputs.graph_steps import steps_of, written_bytes
 from prunekit.core.runtime.ray_tasks import by_ray, failure_text, thread_variables
 from prunekit.searching.judge import batched
 from prunekit.searching.repaired_scan import RepairedScan
@@ -50,10 +50,9 @@ class ScanInputs:
     def measure(self, subject: SearchedModel) -> RepairedScan:
         """Returns the walk through the model."""
         # What the whole model computes for a batch, before and after a change, has to fit into memory.
-        needed = 2 * sum(written_bytes(steps_of(self.model, self.fitted), self.fitted))
-        size = int(min(_FITTED, max(_LEAST, self.memory // needed)))
+        size = int(min(_FITTED, max(_LEAST, self.memory // (2 * sum(subject.written)))))
         batches = batched(self.fitted, size), batched(self.measured, _MEASURED)
-        return RepairedScan(self.model, *batches, list(subject.products.values()), self.memory)
+        return RepairedScan(self.model, *batches, list(subject.products.values()), self.memory, subject.written)
 
 
 def scan_part(inputs: ScanInputs, names: Sequence[str]) -> tuple[Table, list[str]]:
@@ -61,10 +60,7 @@ def scan_part(inputs: ScanInputs, names: Sequence[str]) -> tuple[Table, list[str
     if not inputs.limit.left:
         return Table(), list(names)
     subject = SearchedModel(inputs.model, inputs.fitted, inputs.options)
-
-    def measure() -> RepairedScan:
-        return inputs.measure(subject)
-
+    measure = functools.partial(inputs.measure, subject)
     return scan(subject, measure, inputs.levels, Table(), lambda _: None, only=names, limit=inputs.limit)
 
 

@@ -52,10 +52,14 @@ def network():
     return keras.Model(inputs, L.Dense(5, name="head")(x))
 
 
+def walk(model, subject, fitted=FITTED, measured=MEASURED):
+    products = list(subject.products.values())
+    return RepairedScan(model, batched(fitted, 32), batched(measured, 48), products, 1e9, subject.written)
+
+
 def whole(model):
     subject = SearchedModel(model, FITTED, FLOATS)
-    work = RepairedScan(model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9)
-    return subject, work
+    return subject, walk(model, subject)
 
 
 def levels_of(work, product):
@@ -108,13 +112,15 @@ def test_the_layers_behind_make_up_for_a_change():
 
 def test_with_less_memory_layers_are_fitted_to_fewer_batches():
     model = network()
-    products = list(SearchedModel(model, FITTED).products.values())
+    subject = SearchedModel(model, FITTED, FLOATS)
+    products = list(subject.products.values())
     kernel = model.get_layer("stem").kernel
     halved = np.array(keras.ops.convert_to_numpy(kernel))
     halved[..., ::3] = 0
 
     def error(batches, memory):
-        return RepairedScan(model, batches, batched(MEASURED, 48), products, memory).error([(kernel, halved)])
+        work = RepairedScan(model, batches, batched(MEASURED, 48), products, memory, subject.written)
+        return work.error([(kernel, halved)])
 
     batches = batched(FITTED, 32)
     assert len(batches) > 2
@@ -239,7 +245,7 @@ def test_the_error_of_a_removal_is_that_of_the_smaller_model(group, kept):
 def test_the_errors_of_weights_add_up_to_that_of_the_mixture(level):
     model = network()
     subject, _ = whole(model)
-    work = RepairedScan(model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9)
+    work = walk(model, subject)
     total = 0.0
     while work.at < len(work.steps):
         for product in subject.products.values():
@@ -263,9 +269,7 @@ def test_the_table_is_kept_after_each_row_and_taken_up_again():
 
     def scanned(known):
         subject = SearchedModel(model, FITTED, FLOATS)
-        work = lambda: RepairedScan(  # noqa: E731
-            model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9
-        )
+        work = lambda: walk(model, subject)  # noqa: E731
         table, late = scan(subject, work, levels, known, kept.append, lambda *one: told.append(one))
         assert late == []
         return table, subject
@@ -295,7 +299,7 @@ def test_counted_bytes_are_those_of_the_smaller_weights():
     hidden.assign(0.1 * draw.normal(size=(hidden.shape[0], 5)) @ draw.normal(size=(5, 16)))
     subject = SearchedModel(model, FITTED, FLOATS)
     levels = levels_for(packed=False)
-    work = RepairedScan(model, batched(FITTED, 32), batched(MEASURED, 48), list(subject.products.values()), 1e9)
+    work = walk(model, subject)
     table, _ = scan(subject, lambda: work, levels, Table(), lambda _: None)
     costs = Costs(subject, table, packed=False)
     low, high = costs.errors
@@ -361,7 +365,7 @@ def test_weights_inside_an_attention_are_measured_as_gptq_rounds_them():
     subject = SearchedModel(model, signals, FLOATS)
     names = [f"attention/{name}/kernel" for name in ("query", "key", "value", "attention_output")]
     assert set(subject.products) == {*names, "head/kernel"} and not set(names) & set(subject.layouts)
-    work = RepairedScan(model, batched(signals, 32), batched(signals, 48), list(subject.products.values()), 1e9)
+    work = walk(model, subject, signals, signals)
     levels = Levels((Level(0.0, 8), Level(0.0, 3)))
     table, _ = scan(subject, lambda: work, levels, Table(), lambda _: None)
     assert {row.weight for row in table.weights} == set(subject.products)
@@ -370,7 +374,7 @@ def test_weights_inside_an_attention_are_measured_as_gptq_rounds_them():
         assert 0 < errors[8] < 0.01 * errors[3]
     # What the quantization of this weight alone computes.
     product = subject.products[names[0]]
-    work = RepairedScan(model, batched(signals, 32), batched(signals, 48), [], 1e9)
+    work = RepairedScan(model, batched(signals, 32), batched(signals, 48), [], 1e9, subject.written)
     grid = functools.partial(subject.grid_of, product.target)
     (one,) = candidates(levels_of(work, product), [Level(0.0, 3)], grid)
     copy = keras.models.clone_model(model)

@@ -10,7 +10,6 @@ import keras
 from keras import ops
 
 from prunekit.anatomy.graph.model_graph import filled, graph_of, inputs_in, nested_graph, nodes_of, reads_inputs_alone
-from prunekit.core.runtime.backend import bytes_of
 
 # Identity of a symbolic tensor of the model's graph.
 Key = int
@@ -105,16 +104,6 @@ def steps_of(model: Any, example: Any) -> ForwardPass:
         return list(graph._standardize_inputs(keras.tree.map_structure(ops.convert_to_tensor, batch)))
 
     return ForwardPass(tuple(_steps_in(model, set())), inputs, tuple(keys), flat, packed)
-
-
-def written_bytes(forward: ForwardPass, batch: Any) -> list[int]:
-    """Returns the bytes of the tensors that each step writes for one example, the first one of a batch of inputs."""
-    first = keras.tree.map_structure(lambda leaf: leaf[:1], batch)
-    values = dict(zip(forward.inputs, forward.flat_inputs(first), strict=True))
-    with _without_gradients():
-        for step in forward.steps:
-            step.compute(values)
-    return [bytes_of(values[key] for key in step.writes) for step in forward.steps]
 
 
 def run_released(model: Any, inputs: Any) -> None:
