@@ -173,7 +173,6 @@ class SearchRun:
                     "the file."
                 )
         self._seconds = seconds
-        self._costs = self._costs_of(self._techniques)
 
     def _choosable(self) -> list[str]:
         """Returns the weights and groups that the techniques may change."""
@@ -191,9 +190,14 @@ class SearchRun:
             return Table(settings)
         return found if found.settings == settings else Table(settings)
 
-    def _costs_of(self, techniques: Sequence[str]) -> Costs:
+    def _costs_of(self, techniques: Sequence[str], scales: Mapping[str, float]) -> Costs:
         return Costs(
-            self._subject, self._table, packed=self._form.packed, techniques=techniques, latencies=self._seconds
+            self._subject,
+            self._table,
+            packed=self._form.packed,
+            techniques=techniques,
+            latencies=self._seconds,
+            scales=scales,
         )
 
     def answer(self, question: Question, train: Train | None = None) -> tuple[Built, SearchReport]:
@@ -207,7 +211,8 @@ class SearchRun:
             ValueError: No file answers it.
         """
         trained = None if train is None else lambda made: self._trained(made, train)
-        finder = Finder(question, self._costs, self._file, trained, self._progress, self._limit)
+        costs_of = functools.partial(self._costs_of, self._techniques)
+        finder = Finder(question, costs_of, self._file, trained, self._progress, self._limit)
         made = finder.found()
         if made.built is None:
             raise ValueError("The file that answers has its model.")
@@ -286,12 +291,13 @@ class SearchRun:
             asked_seconds=question.latency,
             seconds=made.seconds,
             seconds_before=None if self._clock is None else self._clock.whole,
-            alone=self._alone(made, question),
+            alone=self._alone(made, finder),
         )
 
-    def _alone(self, made: Made, question: Question) -> tuple[TechniqueAlone, ...]:
+    def _alone(self, made: Made, finder: Finder) -> tuple[TechniqueAlone, ...]:
         """Returns what each technique alone would have at the error that is predicted of a file."""
-        mixture = made.mixture
+        mixture, question, scales = made.mixture, finder.question, finder.costs.scales
+        error = finder.costs.error_of(mixture)
         besides = made.bytes - mixture.costs["bytes"]
         used = [name for name in TECHNIQUES if name in self._techniques and (name != "prune" or self._form.packed)]
         if len(used) < 2 or not self._limit.left:
@@ -300,9 +306,9 @@ class SearchRun:
         goal = "latency" if only_time else MINIMISED[question.profile]
         found = []
         for together in [*((name,) for name in used), tuple(used)]:
-            costs = self._costs_of(together)
+            costs = self._costs_of(together, scales)
             try:
-                one = costs.least(goal, {"error": max(mixture.error, costs.errors[0]) * (1 + 1e-6)})
+                one = costs.least(goal, {"error": max(error, costs.errors[0]) * (1 + 1e-6)})
             except (Unreachable, TimeoutError):
                 continue
             size = one.costs["bytes"] + besides
