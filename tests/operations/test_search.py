@@ -501,7 +501,7 @@ def test_a_function_trains_with_the_callbacks_it_is_given(digits):
     assert seen[1] == ["KeepZeros", "QuantizationCallback", "DistillationCallback"]
 
 
-@pytest.mark.short(cases=3)
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize(
     ("training", "message"),
     [
