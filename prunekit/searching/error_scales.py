@@ -13,7 +13,7 @@ import numpy as np
 _FEWEST, _APART = 4, 1.15
 # Penalty of a scale apart from the others, beside the squared relative errors of the files; and the largest scale, and
 # one over the smallest.
-_PENALTY, _MOST = 0.01, 3.0
+_PENALTY, _WIDEST = 0.01, 3.0
 
 
 def error_scales(predicted: Sequence[Mapping[str, float]], measured: Sequence[float]) -> dict[str, float]:
@@ -44,5 +44,5 @@ def error_scales(predicted: Sequence[Mapping[str, float]], measured: Sequence[fl
     shares = mean * parts[usable] / wanted[usable, None]
     rows = np.concatenate([shares, np.sqrt(_PENALTY) * np.eye(len(names))])
     sides = np.concatenate([np.ones(len(shares)), np.full(len(names), np.sqrt(_PENALTY))])
-    found = lsq_linear(rows, sides, bounds=(1 / _MOST, _MOST)).x
+    found = lsq_linear(rows, sides, bounds=(1 / _WIDEST, _WIDEST)).x
     return {name: float(scale) for name, scale in zip(names, found, strict=True)}

@@ -156,7 +156,7 @@ class Finder:
         low, high = self._errors()
         holds = self._along(low, high, min(max(_START * self.question.drop, low), high))
         if holds is not None and self._rescale():
-            holds, (low, high) = self._again(), self._errors()
+            holds, (low, high) = self._again() or holds, self._errors()
         if self.train is not None:
             self._along(low, high, min((holds or low) * _FACTOR, high), holds, self.train)
         if any(self._is_liked(one) for one in self.made):
