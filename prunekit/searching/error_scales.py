@@ -30,7 +30,8 @@ def error_scales(predicted: Sequence[Mapping[str, float]], measured: Sequence[fl
         {technique: scale}; {} where there are too few files, or the table predicts them well.
     """
     names = sorted({name for errors in predicted for name, error in errors.items() if error > 0})
-    parts = np.array([[errors.get(name, 0.0) for name in names] for errors in predicted]).reshape(len(predicted), len(names))
+    rows = [[errors.get(name, 0.0) for name in names] for errors in predicted]
+    parts = np.array(rows).reshape(len(rows), len(names))
     totals, wanted = parts.sum(axis=1), np.asarray(measured, "float64")
     usable = (totals > 0) & (wanted > 0)
     if usable.sum() < _FEWEST or len(names) < 2:
@@ -42,7 +43,7 @@ def error_scales(predicted: Sequence[Mapping[str, float]], measured: Sequence[fl
 
     mean = np.exp(np.log(ratios).mean())
     shares = mean * parts[usable] / wanted[usable, None]
-    rows = np.concatenate([shares, np.sqrt(_PENALTY) * np.eye(len(names))])
+    left = np.concatenate([shares, np.sqrt(_PENALTY) * np.eye(len(names))])
     sides = np.concatenate([np.ones(len(shares)), np.full(len(names), np.sqrt(_PENALTY))])
-    found = lsq_linear(rows, sides, bounds=(1 / _WIDEST, _WIDEST)).x
+    found = lsq_linear(left, sides, bounds=(1 / _WIDEST, _WIDEST)).x
     return {name: float(scale) for name, scale in zip(names, found, strict=True)}
