@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 # Least number of files, and the least ratio between their errors as shares of the predicted ones that says anything.
-_FEWEST, _APART = 4, 1.15
+_FEWEST, _APART = 4, 1.3
 # Penalty of a scale apart from the others, beside the squared relative errors of the files; and the largest scale, and
 # one over the smallest.
 _PENALTY, _WIDEST = 0.01, 3.0
