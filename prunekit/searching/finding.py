@@ -287,7 +287,7 @@ class Finder:
             return None
         bound = holds = max(held)
         fails = min((error for error in map(self._error, self.made) if error > holds), default=self.costs.errors[1])
-        for _ in range(_AGAIN):
+        for _ in range(min(_AGAIN, FILES - len(self.made))):
             if not self._has_time(trains=False):
                 break
             if self._holds(bound, None):

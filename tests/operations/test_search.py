@@ -622,3 +622,44 @@ def test_mixtures_of_low_rank_are_trained_with_their_bits(low_rank):
     assert all(set(bits) == names for bits, names in seen) and any(
         "wide_reduction/kernel" in names for _, names in seen
     )
+
+
+@pytest.mark.thorough
+def test_a_trained_mixture_for_a_microcontroller_is_integers_throughout(digits):
+    model, (images, labels) = digits
+    training = {"epochs": 3, "data": (images[:400], labels[:400])}
+    found = pk.search(model, (images[400:], labels[400:]), drop=0.03, target="microcontroller", training=training)
+    assert found.report.drop <= 0.03 and any(one.trained for one in found.report.points)
+    interpreter = Interpreter(model_content=found.file)
+    ends = interpreter.get_input_details() + interpreter.get_output_details()
+    assert {one["dtype"] for one in ends} == {np.int8}
+    assert not any(one["dtype"] == np.float32 for one in interpreter.get_tensor_details())
+
+
+@pytest.mark.thorough
+def test_no_training_begins_after_the_time(digits, found, tmp_path):
+    model, (images, labels) = digits
+    training = {"epochs": 1, "data": (images[:400], labels[:400])}
+    late = pk.search(model, (images[400:], labels[400:]), drop=0.05, time=0.01, training=training, output=tmp_path)
+    assert late.report.drop <= 0.05 and not any(one.trained for one in late.report.points)
+    assert "The time was over before all files were made." in late.report.notes
+
+
+@pytest.mark.thorough
+def test_an_einsum_of_low_rank_becomes_two_layers(digits, tmp_path):
+    images, labels = digits[1]
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((8, 8, 1))
+    x = L.Reshape((8, 8))(inputs)
+    x = L.ReLU()(L.EinsumDense("abc,cde->abde", (8, 4, 200), bias_axes="de", name="wide")(x))
+    model = keras.Model(inputs, L.Dense(10)(L.Flatten()(L.AveragePooling2D((8, 1))(x))))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    draw = np.random.default_rng(0)
+    kernel = draw.normal(size=(8, 2)) @ draw.normal(size=(2, 800))
+    model.get_layer("wide").kernel.assign(0.3 * kernel.reshape(8, 4, 200))
+    model.get_layer("wide").trainable = False
+    model.fit(images[:400], labels[:400], epochs=15, verbose=0)
+    found = pk.search(model, (images[400:], labels[400:]), drop=0.02, techniques=("factorize",), output=tmp_path)
+    (row,) = [one for one in found.report.weights if one.name == "wide/kernel"]
+    assert found.report.drop <= 0.02
+    assert row.rank == found.model.get_layer("wide_reduction").kernel.shape[-1] <= 4
