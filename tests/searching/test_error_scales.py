@@ -57,23 +57,24 @@ class Costs:
 
     counted = ("bytes",)
     levels = np.arange(5.0)
+    # The more error is allowed, the less of it is that of zeros.
+    table = {"prune": 0.2 * levels**4, "shrink": levels**2}  # noqa: RUF012
 
     def __init__(self, scales):
         self.scales = scales
         self.names = ["prune"] * 10 + ["shrink"] * 10
+        factors = [self.scales.get(name, 1.0) for name in self.names]
         self.terms = [
-            Term(
-                (i,), {"error": self.scales.get(name, 1.0) * self.levels**2, "bytes": 100 - (10 + i % 3) * self.levels}
-            )
+            Term((i,), {"error": factors[i] * self.table[name], "bytes": 100 - (10 + i % 3) * self.levels})
             for i, name in enumerate(self.names)
         ]
-        self.errors = (0.0, 16.0 * sum(self.scales.get(name, 1.0) for name in self.names))
+        self.errors = (0.0, sum(float(term.costs["error"].max()) for term in self.terms))
 
     def least(self, name, bounds):
         found = choose([5] * 20, self.terms, name, bounds)
         errors = {"prune": 0.0, "shrink": 0.0}
         for technique, level in zip(self.names, found.levels, strict=True):
-            errors[technique] += level**2
+            errors[technique] += float(self.table[technique][level])
         levels = dict(enumerate(found.levels))
         return Mixture(levels, {}, errors, found.totals["error"], {"bytes": found.totals["bytes"]}, 0.0)
 
@@ -84,7 +85,7 @@ class Costs:
 def made(mixture):
     """In files, zeros cost five times as much as in the table, and more the more of them there are."""
     error = 5 * mixture.errors["prune"] + mixture.errors["shrink"]
-    return Made(mixture, None, (error / 1000, error / 1000), error, round(mixture.costs["bytes"]))
+    return Made(mixture, None, (error / 10, error / 10), error, round(mixture.costs["bytes"]))
 
 
 @dataclasses.dataclass
@@ -96,13 +97,13 @@ class Found:
 
 
 def search(costs_of):
-    finder = Finder(Question(drop=0.25), costs_of, made, None, lambda *told: None)
+    finder = Finder(Question(drop=25.0), costs_of, made, None, lambda *told: None)
     return Found(finder, finder.found())
 
 
 def test_the_choice_is_made_again_with_the_errors_that_files_had():
     again, once = search(Costs), search(lambda scales: Costs({}))
-    assert again.answer.drops[1] <= 0.25
+    assert again.answer.drops[1] <= 25
     assert again.answer.bytes < once.answer.bytes
     note = next(note for note in again.finder.notes if note.startswith("Errors count as "))
     assert (
@@ -118,7 +119,7 @@ def test_the_choice_is_made_again_with_the_errors_that_files_had():
 @pytest.mark.thorough
 def test_nothing_is_made_again_where_the_table_is_right():
     finder = Finder(
-        Question(drop=0.25), Costs, lambda mixture: dataclasses.replace(made(mixture), error=mixture.error), None, print
+        Question(drop=25.0), Costs, lambda mixture: dataclasses.replace(made(mixture), error=mixture.error), None, print
     )
     finder.found()
     assert (finder.costs.scales, finder.notes) == ({}, [])
