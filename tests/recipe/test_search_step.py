@@ -41,7 +41,8 @@ def parts():
 def network():
     keras.utils.set_random_seed(5)
     layers = [keras.layers.Dense(48, activation="relu", name="hidden"), keras.layers.Dense(10, name="logits")]
-    return keras.Sequential([keras.Input((64,)), *layers])
+    # Files have the name of the model.
+    return keras.Sequential([keras.Input((64,)), *layers], name="network")
 
 
 def images_network():
@@ -125,3 +126,30 @@ def test_without_validation_data_training_examples_judge_with_a_note(parts, tmp_
     assert arena_bytes(file) <= 64_000 and len(file) <= 6000
     assert any("the drop is measured on training examples" in note for note in result.report.notes)
     assert result.model.get_layer("hidden").units <= 48
+
+
+@pytest.mark.thorough
+def test_a_run_that_was_interrupted_in_a_training_ends_with_the_same_bytes(parts, tmp_path, monkeypatch):
+    given = recipe(TRAIN, {"search": {"drop": 0.05, "target": "packed", "training": {"epochs": 1}}})
+    fit, fitted, last = search_step._Fit.__call__, [], []
+
+    def counted(self, *arguments):
+        fitted.append(arguments)
+        if len(fitted) in last:
+            raise KeyboardInterrupt
+        fit(self, *arguments)
+
+    monkeypatch.setattr(search_step._Fit, "__call__", counted)
+    whole = compress(given, network(), parts, output=tmp_path / "whole")
+    trained = len(fitted)
+    last.append(trained + 2)
+    with pytest.raises(KeyboardInterrupt):
+        compress(given, network(), parts, output=tmp_path / "run")
+    resumed = compress(given, network(), parts, output=tmp_path / "run", resume=True)
+    # The first training was kept, the second one is made again.
+    assert trained > 1 and len(fitted) == trained + 2 + trained - 1
+    files = [tmp_path / name / "exports" / "model.tflite.pack" for name in ("whole", "run")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    for one, other in zip(whole.model.weights, resumed.model.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    assert not list((tmp_path / "run").rglob("trained-*.snapshot"))
