@@ -21,6 +21,8 @@ from prunekit.sparsity.array_ops import array_of
 # chosen one is judged; and the least number of all.
 FITTED, MEASURED, CHOOSING, JUDGING = 256, 256, 4096, 4096
 LEAST = 128
+# What is measured without labels.
+AGREEMENT, OUTPUT_ERROR = "agreement", "output_error"
 # Examples that are read, of which these are drawn.
 READ = 4 * (FITTED + MEASURED + CHOOSING + JUDGING)
 # Examples of a batch to which layers are fitted, and of one whose outputs are judged.
@@ -142,7 +144,7 @@ class Judge:
     def _metric(self) -> Metric:
         if self._data.labels is None:
             same = class_agreement(self.outputs[0], self.outputs[0], self._loss)
-            return Metric("output_error", "min") if same is None else Metric("agreement", "max", fraction=True)
+            return Metric(OUTPUT_ERROR, "min") if same is None else Metric(AGREEMENT, "max", fraction=True)
         names = self._measured(self.outputs, 0)
         known = [self._inferred(name) for name in names if name != "loss"]
         chosen = next((one for one in known if one.direction is not None), None)
@@ -195,7 +197,7 @@ class Judge:
     def _value(self, outputs: Sequence[np.ndarray], number: int) -> float:
         name, part = self.metric.name, self._parts[number]
         if self._data.labels is None:
-            if name == "output_error":
+            if name == OUTPUT_ERROR:
                 return output_error([one[part] for one in self.outputs], [one[part] for one in outputs])
             return float(class_agreement(self.outputs[0][part], outputs[0][part], self._loss))  # type: ignore[arg-type]
         found = self._measured(outputs, number)

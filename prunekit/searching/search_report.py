@@ -12,6 +12,7 @@ from prunekit.anatomy.records.plain_data import Record
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.anatomy.records.sections import Column, Picture, Section
 from prunekit.delivery.reports.metrics import Metric
+from prunekit.searching.judge import AGREEMENT, OUTPUT_ERROR
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,11 @@ class SearchReport(Displayed):
             () if ranks is None else (f"Rank correlation of predicted and measured errors: {ranks:.2f}.",)
         )
         notes += self._fit_of_latency()
+        with_labels = self.metric.name not in (AGREEMENT, OUTPUT_ERROR)
+        if with_labels and self.asked_drop is not None and not any(one.trained for one in self.points):
+            notes += (
+                "None was trained: after a training (`training`, `--epochs`), far smaller ones may hold the drop.",
+            )
         return Section(
             "Files that were made",
             columns,
