@@ -16,6 +16,7 @@ from prunekit.recipe.run.preparation import Prepared
 from prunekit.recipe.settings.schema import Step, described
 from prunekit.recipe.state.checkpoint import Checkpoints, CheckpointState
 from prunekit.recipe.state.compile_settings import accuracy_name
+from prunekit.recipe.state.directory import KEPT, STAGES
 from prunekit.recipe.state.models import rebuilt_model
 from prunekit.recipe.state.progress import Listener, Progress, metric_texts
 from prunekit.recipe.state.run_log import CurrentStep
@@ -35,7 +36,7 @@ class Execution:
         listener: Function that receives the progress.
         only: Indices of the steps to run; None runs all. The selection does not change how a step runs.
         checkpoints: Checkpoints of the run; an existing checkpoint resumes the run.
-        stages: Folder for the files of the run's models that are timed at its end; None times none.
+        kept: Folder for what is kept until the run ends, such as files that are timed then; None keeps and times none.
 
     Attributes:
         workspace: What the steps work on.
@@ -48,15 +49,16 @@ class Execution:
         listener: Listener | None = None,
         only: Sequence[int] | None = None,
         checkpoints: Checkpoints | None = None,
-        stages: Path | None = None,
+        kept: Path | None = None,
     ):
         self._prepared = prepared
         self._only = range(len(prepared.recipe.steps)) if only is None else only
         self._listener = listener
         self._checkpoints = checkpoints
         every = 0 if checkpoints is None else checkpoints.every
+        stages, steps = (None if kept is None else kept / name for name in (STAGES, KEPT))
         self._stages = StageFiles(prepared, stages, self._only)
-        self.workspace = Workspace(prepared, exports, listener, self._save, every, self._stages)
+        self.workspace = Workspace(prepared, exports, listener, self._save, every, self._stages, steps)
 
     @property
     def model(self) -> keras.Model:

@@ -33,7 +33,6 @@ from prunekit.recipe.state.directory import (
     MODEL,
     PAGE,
     REPORT,
-    STAGES,
     check_output,
     check_run,
     clear_up,
@@ -201,8 +200,8 @@ def _run(
         with _with_checkpoint_hint(checkpoints):
             if checkpoints is not None and reads:
                 note_start(checkpoints.folder, _start(prepared, hashes))
-            stages = (folder if written is None else unfinished(written)) / STAGES
-            execution = Execution(prepared, folder / EXPORTS, progress, checkpoints=checkpoints, stages=stages)
+            kept = folder if written is None else unfinished(written)
+            execution = Execution(prepared, folder / EXPORTS, progress, checkpoints=checkpoints, kept=kept)
             _tell_data_notes(prepared, progress)
             record = execution.run()
             record.notes += [*_data_notes(prepared), *device_notes(record), *replicas.notes()]

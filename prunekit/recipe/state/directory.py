@@ -31,12 +31,12 @@ CHECKPOINT = "checkpoint"
 # What to do about an unfinished run, on the command line and in Python.
 START_OVER, CONTINUE = "start over with --force (force=True)", "continue with --resume (resume=True)"
 START = "start.json"
-# Folder of an unfinished run with the LiteRT files that are timed at its end.
-STAGES = "stages"
+# Folders of an unfinished run: LiteRT files that are timed at its end, and what a step goes on with when it is resumed.
+STAGES, KEPT = "stages", "kept"
 # Inside an unfinished run: the future run directory, and the lock file of the process that runs it.
 _RUN, _LOCK = "run", "lock"
 # File names in an unfinished run's folder, with the suffix of a partly written file.
-_OWN = re.compile(rf"({_RUN}|{_LOCK}|{STAGES}|({re.escape(START)}|{CHECKPOINT}-\d+)({re.escape(PARTIAL)})?)")
+_OWN = re.compile(rf"({_RUN}|{_LOCK}|{STAGES}|{KEPT}|({re.escape(START)}|{CHECKPOINT}-\d+)({re.escape(PARTIAL)})?)")
 
 
 def output_path(output: str | os.PathLike[str]) -> Path:

@@ -34,9 +34,11 @@ class Workspace(Training):
         save: Function that writes a checkpoint inside a step.
         save_every: Epochs between checkpoints inside a step; 0 writes none.
         stages: Keeps the files of the run's models that are timed at its end; None keeps none.
+        kept: Folder for what a step goes on with after an interruption; None = `exports`.
 
     Attributes:
-        exports: Folder that export steps write into.
+        exports: Folder that export steps write into. An interrupted run loses what was written since its checkpoint.
+        kept: Folder that stays as it is until the run ends.
     """
 
     def __init__(
@@ -47,9 +49,10 @@ class Workspace(Training):
         save: Callable[[CheckpointState], None] | None = None,
         save_every: int = 0,
         stages: StageFiles | None = None,
+        kept: Path | None = None,
     ):
         super().__init__(run, listener, save, save_every)
-        self.exports = exports
+        self.exports, self.kept = exports, exports if kept is None else kept
         self._stages = stages
 
     def replace_model(self, model: keras.Model, masks: Mapping[str, np.ndarray] | None = None) -> None:

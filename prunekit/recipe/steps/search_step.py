@@ -97,11 +97,14 @@ def _searched(settings: Search, workspace: Workspace) -> tuple[tuple[Any, Any], 
         work = SearchRun(workspace.model, examples, settings.target, techniques, settings.memory, progress, metric)
         time = None if settings.latency is None else time_or_share("latency", settings.latency)
         question = work.question(settings.drop, settings.bytes, time, settings.profile, settings.arena)
+        folder, table = workspace.kept, TABLES[settings.target]
+        folder.mkdir(parents=True, exist_ok=True)
+        work.scan(folder / table, question)
         workspace.exports.mkdir(parents=True, exist_ok=True)
-        work.scan(workspace.exports / TABLES[settings.target], question)
+        replace_file(workspace.exports / table, (folder / table).read_bytes())
         if settings.training is None:
             return work.answer(question), None
-        fit, folder = _Fit(settings, workspace), workspace.exports
+        fit = _Fit(settings, workspace)
         training = MixtureTraining(workspace.model, fit, folder, identity=settings.model_dump(mode="json"))
         train = training.of(examples, full_integer=FORMS[settings.target].full_integer)
         return work.answer(question, train), training
