@@ -66,9 +66,9 @@ measured.
 """
 REASONS = {
     "bytes": """
-Without training, the smaller networks need what they have: in the packed file of the inverted residuals, all channels but half
-of the last ones stay, and bits alone would have 1.04 of its bytes at its error. The rest is chance: files of 27.3 to
-28.6 kB lose 0.002 to 0.008 on the 4,096 images that choose.
+Without training, the smaller networks need what they have: in the packed file of the inverted residuals, all channels
+but half of the last ones stay, and bits alone would have 1.04 of its bytes at its error. The rest is chance: files of
+27.3 to 28.6 kB lose 0.002 to 0.008 on the 4,096 images that choose.
 """,
     "call": """
 ResNet-8's calls are short: at half a point no more channels can go, and ranks and bits save no time beside them.
