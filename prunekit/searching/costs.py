@@ -15,7 +15,7 @@ from prunekit.searching.candidates import Level
 from prunekit.searching.choice import Choice, Term, Unreachable, choose, totals
 from prunekit.searching.latencies import LayerSeconds, layer_axes, seconds_of, stored_width
 from prunekit.searching.searched_model import SearchedModel
-from prunekit.searching.table import RemovalRow, Table, WeightRow
+from prunekit.searching.table import Table, WeightRow
 from prunekit.sparsity.shorthands import SearchTechnique
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES, stored_weight
 
@@ -36,8 +36,7 @@ class Mixture:
     Attributes:
         levels: Name of a weight -> its level.
         kept: Name of a group -> number of units that are left.
-        errors: Technique -> the sum of its errors in the table.
-        error: The sum of these, times the scales of the techniques.
+        error: The sum of the errors of the table.
         costs: "bytes" and, where they were measured, "latency" -> the sum over the layers; "arena" -> the largest of
             the layers.
         gap: See `Choice`.
@@ -45,7 +44,6 @@ class Mixture:
 
     levels: Mapping[str, Level]
     kept: Mapping[str, int]
-    errors: Mapping[str, float]
     error: float
     costs: Mapping[str, float]
     gap: float
@@ -53,10 +51,9 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False)
 class _Stored:
-    """A level of a weight with its scaled error, and the bytes of its arrays: one, or two of low rank."""
+    """A level of a weight with the bytes of its arrays: one, or two of low rank."""
 
     row: WeightRow
-    error: float
     bytes: tuple[float, ...]
 
     @property
@@ -70,7 +67,7 @@ class _Stored:
         other, which is no less; so two arrays beat no weight.
         """
         kinds = [(stored_width(one.row.bits), one.row.form) for one in (self, other)]
-        if self.error > other.error or (timed and kinds[0] != kinds[1]):
+        if self.row.error > other.row.error or (timed and kinds[0] != kinds[1]):
             return False
         if self.row.form:
             # Of a smaller rank is what it reads and writes between, too, and its time.
@@ -89,10 +86,8 @@ class Costs:
         techniques: What may be chosen, names of `TECHNIQUES`.
         latencies: Name of a weight -> seconds of its layer, for each width in a LiteRT file and some ranks; None counts
             none.
-        scales: Technique -> factor of its errors; those that are not named have 1.
 
     Attributes:
-        scales: The same.
         whole: "bytes" and "latency" of the model with 8 bits.
     """
 
@@ -104,10 +99,8 @@ class Costs:
         packed: bool,
         techniques: Sequence[str] = TECHNIQUES,
         latencies: Mapping[str, Sequence[LayerSeconds]] | None = None,
-        scales: Mapping[str, float] | None = None,
     ):
         self._subject, self._timed, self._packed = subject, latencies is not None, packed
-        self.scales = dict(scales or {})
         table = _restricted(table, techniques)
         weights = {name: self._possible(name, table.of_weight(name)) for name in subject.products}
         groups = {name: table.of_group(name) for name in subject.orders}
@@ -139,7 +132,9 @@ class Costs:
         Where latencies count, levels that LiteRT stores in another width or form may be faster, and are compared apart.
         """
         kept: list[_Stored] = []
-        for one in sorted((self._stored(name, row, packed) for row in rows), key=lambda one: (one.total, one.error)):
+        for one in sorted(
+            (self._stored(name, row, packed) for row in rows), key=lambda one: (one.total, one.row.error)
+        ):
             if not any(other.beats(one, timed=self._timed) for other in kept):
                 kept.append(one)
         return sorted(kept, key=lambda one: not one.row.form)
@@ -150,10 +145,7 @@ class Costs:
         if row.structure is not None:
             entries = [math.prod(shape) for shape in self._subject.layouts[name].shapes(row.structure)]
         bits = row.entropies if packed else (self._stored_bits(name, row.bits),) * len(entries)
-        return _Stored(row, self._scaled(row), tuple(size * one / 8 for size, one in zip(entries, bits, strict=True)))
-
-    def _scaled(self, row: WeightRow | RemovalRow) -> float:
-        return row.error * self.scales.get(row.technique, 1.0)
+        return _Stored(row, tuple(size * one / 8 for size, one in zip(entries, bits, strict=True)))
 
     def _stored_bits(self, name: str, bits: int) -> float:
         target, preparation = self._subject.products[name].target, self._subject.preparation
@@ -161,8 +153,8 @@ class Costs:
         return 8 * stored_weight(preparation.placement, weight, bits, width).entries / target.size
 
     def _errors(self) -> list[Term]:
-        rows = {name: [one.error for one in found] for name, found in self._rows.items()}
-        rows |= {name: [self._scaled(row) for row in found] for name, found in self._groups.items()}
+        rows = {name: [one.row.error for one in found] for name, found in self._rows.items()}
+        rows |= {name: [row.error for row in found] for name, found in self._groups.items()}
         return [Term((self._number[name],), {"error": np.array(errors)}) for name, errors in rows.items()]
 
     def _bytes(self, name: str) -> list[Term]:
@@ -308,10 +300,6 @@ class Costs:
         minimised = self._arenas if name == ARENA else name
         return self._mixture(choose(self.sizes, self.terms, minimised, most))
 
-    def error_of(self, mixture: Mixture) -> float:
-        """Returns the predicted error of a mixture, which may have been chosen with other scales."""
-        return sum(error * self.scales.get(name, 1.0) for name, error in mixture.errors.items())
-
     def least_of_each(self, bounds: Mapping[str, float]) -> dict[str, float | None]:
         """Returns the least of each bounded cost while the other bounds hold; None where these cannot be met."""
         found: dict[str, float | None] = {}
@@ -341,17 +329,11 @@ class Costs:
 
     def _mixture(self, choice: Choice) -> Mixture:
         at = dict(zip(self._number, choice.levels, strict=True))
-        weights = {name: rows[at[name]].row for name, rows in self._rows.items()}
-        groups = {name: rows[at[name]] for name, rows in self._groups.items()}
-        errors = dict.fromkeys(TECHNIQUES, 0.0)
-        chosen: list[WeightRow | RemovalRow] = [*weights.values(), *groups.values()]
-        for row in chosen:
-            errors[row.technique] += row.error
-        levels = {name: row.level for name, row in weights.items()}
-        kept = {name: row.kept for name, row in groups.items()}
+        levels = {name: rows[at[name]].row.level for name, rows in self._rows.items()}
+        kept = {name: rows[at[name]].kept for name, rows in self._groups.items()}
         found = {**choice.totals, ARENA: max((choice.totals[name] for name in self._arenas), default=0.0)}
         costs = {name: found[name] for name in self.counted}
-        return Mixture(levels, kept, errors, choice.totals["error"], costs, choice.gap)
+        return Mixture(levels, kept, choice.totals["error"], costs, choice.gap)
 
 
 def _restricted(table: Table, techniques: Sequence[str]) -> Table:

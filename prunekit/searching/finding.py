@@ -15,7 +15,6 @@ from prunekit.delivery.litert.isolated_run import ScriptFailed
 from prunekit.searching.building import Built
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import ARENA, Costs, Mixture
-from prunekit.searching.error_scales import error_scales
 from prunekit.searching.time_limit import NO_LIMIT, TimeLimit
 from prunekit.sparsity.shorthands import SearchProfile
 from prunekit.techniques.factorize.new_model import UnequalOutputsError
@@ -25,8 +24,6 @@ MINIMISED = {"small": "bytes", "balanced": "balanced", "fast": "latency"}
 # Most files that are made, and most that are trained; the factor between the errors that are tried; and the ratio of
 # the errors of two files between which no more are made, before and after an answer is known.
 FILES, TRAINED = 9, 3
-# Most files that are made again after a look at the others.
-_AGAIN = 3
 _FACTOR, _NEAR, _NEAREST = 3.0, 1.2, 1.05
 # First error that is tried, for each unit of the drop.
 _START = 4.0
@@ -117,20 +114,19 @@ class Finder:
 
     Args:
         question: The question.
-        costs_of: Returns errors, bytes and latencies of all mixtures, with a scale for the errors of each technique.
+        costs: Errors, bytes and latencies of all mixtures.
         make: Returns the file of a mixture.
         train: Returns the file of a mixture after training, from its file before; None trains nothing.
         progress: Told of each file: (done, total, text).
         limit: No file is begun for which there is no time, unless none answers the question.
 
     Attributes:
-        costs: The costs, with the scales that the files showed.
         made: All files that were made.
         notes: Files that could not be made, and why.
     """
 
     question: Question
-    costs_of: Callable[[Mapping[str, float]], Costs]
+    costs: Costs
     make: Callable[[Mixture], Made]
     train: Callable[[Made], Made] | None
     progress: Progress
@@ -142,9 +138,6 @@ class Finder:
     _making: float = field(default=0.0, init=False)
     _training: float = field(default=0.0, init=False)
 
-    def __post_init__(self) -> None:
-        self.costs = self.costs_of({})
-
     def found(self) -> Made:
         """Returns the file that answers the question.
 
@@ -153,10 +146,9 @@ class Finder:
         """
         if self.question.drop is None:
             return self._within_costs()
-        low, high = self._errors()
+        low, high = self.costs.errors
+        low = max(low * (1 + 1e-6), 1e-12)
         holds = self._along(low, high, min(max(_START * self.question.drop, low), high))
-        if holds is not None and self._rescale():
-            holds, (low, high) = self._again() or holds, self._errors()
         if self.train is not None:
             self._along(low, high, min((holds or low) * _FACTOR, high), holds, self.train)
         if any(self._is_liked(one) for one in self.made):
@@ -267,46 +259,6 @@ class Finder:
                 bound = math.sqrt(holds * fails)
         return holds
 
-    def _rescale(self) -> bool:
-        """Counts the errors of each technique as the files had them; returns False where the table predicts them."""
-        files = [one for one in self.made if not one.is_trained]
-        scales = error_scales([one.mixture.errors for one in files], [one.error for one in files])
-        if scales:
-            self.costs = self.costs_of(scales)
-            told = ", ".join(f"{name} {scale:.2f}" for name, scale in scales.items())
-            self.notes.append(f"Errors count as {len(files)} files had them: {told}.")
-        return bool(scales)
-
-    def _again(self) -> float | None:
-        """Chooses again with other costs, from the boldest file that holds the drop on; returns the bound that holds.
-
-        At its bound another mixture has no more bytes than this file.
-        """
-        held = [self._error(one) for one in self.made if self._is_liked(one)]
-        if not held:
-            return None
-        bound = holds = max(held)
-        fails = min((error for error in map(self._error, self.made) if error > holds), default=self.costs.errors[1])
-        for _ in range(min(_AGAIN, FILES - len(self.made))):
-            if not self._has_time(trains=False):
-                break
-            if self._holds(bound, None):
-                holds = bound
-            else:
-                fails = bound
-            if fails / holds < _NEAR:
-                break
-            bound = math.sqrt(holds * fails)
-        return holds
-
-    def _error(self, one: Made) -> float:
-        return self.costs.error_of(one.mixture)
-
-    def _errors(self) -> tuple[float, float]:
-        """Returns the least bound of the error that can be met, and the one that everything meets."""
-        low, high = self.costs.errors
-        return max(low * (1 + 1e-6), 1e-12), high
-
     def _refine(self, low: float) -> None:
         """Makes the files that are left between the answer and the next bolder one, or of less error without an answer.
 
@@ -315,13 +267,12 @@ class Finder:
         for _ in range(FILES):
             count, answer = len(self.made), self._answer()
             if answer is None:
-                bound = max(min(map(self._error, self.made)) / _FACTOR, low)
+                bound = max(min(one.mixture.error for one in self.made) / _FACTOR, low)
             elif count < FILES and not answer.is_trained:
-                held = self._error(answer)
-                bolder = [error for error in map(self._error, self.made) if error > held]
-                if not bolder or min(bolder) < _NEAREST * held:
+                bolder = [one.mixture.error for one in self.made if one.mixture.error > answer.mixture.error]
+                if not bolder or min(bolder) < _NEAREST * answer.mixture.error:
                     break
-                bound = math.sqrt(min(bolder) * held)
+                bound = math.sqrt(min(bolder) * answer.mixture.error)
             else:
                 break
             if not self._has_time(trains=False):

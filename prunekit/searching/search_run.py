@@ -173,6 +173,7 @@ class SearchRun:
                     "the file."
                 )
         self._seconds = seconds
+        self._costs = self._costs_of(self._techniques)
 
     def _choosable(self) -> list[str]:
         """Returns the weights and groups that the techniques may change."""
@@ -190,14 +191,9 @@ class SearchRun:
             return Table(settings)
         return found if found.settings == settings else Table(settings)
 
-    def _costs_of(self, techniques: Sequence[str], scales: Mapping[str, float]) -> Costs:
+    def _costs_of(self, techniques: Sequence[str]) -> Costs:
         return Costs(
-            self._subject,
-            self._table,
-            packed=self._form.packed,
-            techniques=techniques,
-            latencies=self._seconds,
-            scales=scales,
+            self._subject, self._table, packed=self._form.packed, techniques=techniques, latencies=self._seconds
         )
 
     def answer(self, question: Question, train: Train | None = None) -> tuple[Built, SearchReport]:
@@ -211,8 +207,7 @@ class SearchRun:
             ValueError: No file answers it.
         """
         trained = None if train is None else lambda made: self._trained(made, train)
-        costs_of = functools.partial(self._costs_of, self._techniques)
-        finder = Finder(question, costs_of, self._file, trained, self._progress, self._limit)
+        finder = Finder(question, self._costs, self._file, trained, self._progress, self._limit)
         made = finder.found()
         if made.built is None:
             raise ValueError("The file that answers has its model.")
@@ -291,13 +286,12 @@ class SearchRun:
             asked_seconds=question.latency,
             seconds=made.seconds,
             seconds_before=None if self._clock is None else self._clock.whole,
-            alone=self._alone(made, finder),
+            alone=self._alone(made, question),
         )
 
-    def _alone(self, made: Made, finder: Finder) -> tuple[TechniqueAlone, ...]:
+    def _alone(self, made: Made, question: Question) -> tuple[TechniqueAlone, ...]:
         """Returns what each technique alone would have at the error that is predicted of a file."""
-        mixture, question, scales = made.mixture, finder.question, finder.costs.scales
-        error = finder.costs.error_of(mixture)
+        mixture = made.mixture
         besides = made.bytes - mixture.costs["bytes"]
         used = [name for name in TECHNIQUES if name in self._techniques and (name != "prune" or self._form.packed)]
         if len(used) < 2 or not self._limit.left:
@@ -306,9 +300,9 @@ class SearchRun:
         goal = "latency" if only_time else MINIMISED[question.profile]
         found = []
         for together in [*((name,) for name in used), tuple(used)]:
-            costs = self._costs_of(together, scales)
+            costs = self._costs_of(together)
             try:
-                one = costs.least(goal, {"error": max(error, costs.errors[0]) * (1 + 1e-6)})
+                one = costs.least(goal, {"error": max(mixture.error, costs.errors[0]) * (1 + 1e-6)})
             except (Unreachable, TimeoutError):
                 continue
             size = one.costs["bytes"] + besides

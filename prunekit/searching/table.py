@@ -24,7 +24,6 @@ from prunekit.searching.repaired_scan import RepairedScan
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.time_limit import NO_LIMIT, Pace, TimeLimit
 from prunekit.sparsity.array_ops import array_of
-from prunekit.sparsity.shorthands import SearchTechnique
 from prunekit.techniques.factorize.forms import Structure
 
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
@@ -68,11 +67,6 @@ class WeightRow(Record):
     rank: int = 0
 
     @property
-    def technique(self) -> SearchTechnique:
-        """What takes most of the weight: its rank, its zeros, else its bits."""
-        return "factorize" if self.form else "prune" if self.sparsity else "quantize"
-
-    @property
     def level(self) -> Level:
         """The level."""
         return Level(self.sparsity, self.bits, self.rate, self.structure)
@@ -98,11 +92,6 @@ class RemovalRow(Record):
     channels: int
     kept: int
     error: float
-
-    @property
-    def technique(self) -> SearchTechnique:
-        """Removal of channels."""
-        return "shrink"
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,6 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import prunekit as pk
-from prunekit.searching.costs import TECHNIQUES
-from prunekit.searching.error_scales import error_scales
-from prunekit.searching.finding import Made
-from prunekit.searching.judge import SearchData
-from prunekit.searching.search_run import SearchRun
 from studies.quantization import Study
 from studies.results import Results, measure_networks
 
@@ -46,7 +41,6 @@ TITLES = {"litert": "LiteRT file", "packed": "packed file", "packed, trained": "
 RUNS = [f"{name}; {goal}; {way}" for name in NETWORKS for goal, ways in WAYS.items() for way in ways]
 SEARCHES, BOUNDS, HELD = 20, (0.005, 0.01, 0.02, 0.03, 0.05), "digits; held"
 LARGE = "mobilenetv2; time"
-SCALES, SCALED_ERRORS = "mnist; scales", (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1)
 PAGE = Path("docs/measured/search.md")
 HEAD = f"""# Measured: search
 
@@ -91,11 +85,11 @@ def measured(run: str) -> Any:
         return held()
     if run == LARGE:
         return large()
-    if run == SCALES:
-        return scales()
     name, goal, way = run.split("; ")
     study = Study(name)
-    data, others = halves(study)
+    drawn = np.sort(np.random.default_rng(0).choice(len(study.train[1]), EXAMPLES, replace=False))
+    rest = np.setdiff1d(np.arange(len(study.train[1])), drawn)
+    data, others = ((study.train[0][rows], study.train[1][rows].reshape(-1)) for rows in (drawn, rest))
     training = {"epochs": EPOCHS, "data": others, "batch_size": BATCH} if goal.endswith("trained") else None
     begin = time.perf_counter()
     found = pk.search(
@@ -123,30 +117,6 @@ def measured(run: str) -> Any:
         "call": report.seconds,
         "before": report.seconds_before,
     }
-
-
-def halves(study: Study) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Returns the training examples that are searched with, and the others."""
-    drawn = np.sort(np.random.default_rng(0).choice(len(study.train[1]), EXAMPLES, replace=False))
-    rest = np.setdiff1d(np.arange(len(study.train[1])), drawn)
-    data, others = ((study.train[0][rows], study.train[1][rows].reshape(-1)) for rows in (drawn, rest))
-    return data, others
-
-
-def scales() -> dict[str, Any]:
-    """Returns error and bytes of packed files, chosen by the table, and by scaled errors."""
-    study = Study("mnist")
-    run = SearchRun(study.dense(), SearchData(halves(study)[0], 0), "packed", TECHNIQUES, 1e9, None)
-    run.scan(None, run.question(DROP, None, None, "small"))
-
-    def files(scales: dict[str, float]) -> list[Made]:
-        costs = run._costs_of(TECHNIQUES, scales)
-        return [run._file(costs.least("bytes", {"error": error})) for error in SCALED_ERRORS]
-
-    found = files({})
-    learned = error_scales([one.mixture.errors for one in found], [one.error for one in found])
-    rows = {"table": found, "scaled": files(learned)}
-    return {"scales": learned} | {name: [(one.error, one.bytes) for one in made] for name, made in rows.items()}
 
 
 def held() -> list[dict[str, float]]:
@@ -224,7 +194,6 @@ def page(results: Results) -> str:
         rows.append(f"| {' | '.join(cells)} | {found['seconds']} |\n")
     text = HEAD + "".join(rows) + _wanted(shares, "bytes", 0.8)
     text += FAST + "".join(fast) + _wanted(shares, "call", 0.9) if fast else ""
-    text += _scaled(results.values[SCALES]) if SCALES in results.values else ""
     text += _held(results.values[HELD]) if HELD in results.values else ""
     return text + (_large(results.values[LARGE]) if LARGE in results.values else "")
 
@@ -254,22 +223,6 @@ file: the table of {found["rows"]:.0f} weights and groups takes {found["scan"] /
 """
 
 
-def _scaled(found: dict[str, Any]) -> str:
-    """Returns what scaled errors of the techniques are worth."""
-    table, scaled = (np.log(np.array(found[name])) for name in ("table", "scaled"))
-    table = table[np.argsort(table[:, 0])]
-    inside = scaled[(scaled[:, 0] >= table[0, 0]) & (scaled[:, 0] <= table[-1, 0])]
-    shares = np.sort(np.exp(inside[:, 1] - np.interp(inside[:, 0], table[:, 0], table[:, 1])))
-    told = ", ".join(f"{name} {scale:.2f}" for name, scale in sorted(found["scales"].items()))
-    return f"""
-## Errors as files had them
-
-MNIST, convolutions, packed files for {len(SCALED_ERRORS)} bounds of the error, without a drop. From these files the
-errors of the techniques count: {told}. Chosen again with that, files have {shares[0]:.2f} to {shares[-1]:.2f} of the
-bytes at an equal measured error, in the median {np.median(shares):.2f} (interpolated between the former files).
-"""
-
-
 def _held(rows: list[dict[str, float]]) -> str:
     """Returns how often the drop held."""
     judged = sum(one["judged"] <= one["bound"] for one in rows)
@@ -288,4 +241,4 @@ is within the drop in {within}, and at most {over:.4f} above it ({images}).
 
 
 if __name__ == "__main__":
-    measure_networks(__doc__, [*RUNS, SCALES, HELD, LARGE], PAGE, measured, page)
+    measure_networks(__doc__, [*RUNS, HELD, LARGE], PAGE, measured, page)

@@ -541,7 +541,7 @@ def test_the_price_of_bits_of_a_level_is_that_of_the_file(digits):
     sizes = []
     for rate in (0.0, 1.0):
         levels = {name: Level(0.0, 4, rate) for name in subject.products}
-        mixture = Mixture(levels, {}, {}, 0.0, {"bytes": 0.0}, 0.0)
+        mixture = Mixture(levels, {}, 0.0, {"bytes": 0.0}, 0.0)
         sizes.append(build(subject, mixture, images[:256], images[256:300], FORMS["packed"], memory=1e9).bytes)
     assert sizes[1] < 0.8 * sizes[0]
 

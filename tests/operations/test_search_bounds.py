@@ -136,11 +136,10 @@ def test_the_counted_arena_is_that_of_the_file(body, techniques):
     data = SearchData(images, 0)
     run = search_run.SearchRun(model, data, "microcontroller", (techniques,), 1e9, None)
     run.scan(None, run.question(0.9, None, None, "small", 10**9))
-    costs = run._costs_of((techniques,), {})
-    low, high = costs.errors
+    low, high = run._costs.errors
     counted = set()
     for error in np.geomspace(max(low, 1e-6) * 1.01, high, 3):
-        mixture = costs.least("arena", {"error": float(error)})
+        mixture = run._costs.least("arena", {"error": float(error)})
         file = build(run._subject, mixture, data.fitted, data.held_out[:64], FORMS["microcontroller"], memory=1e9).file
         # Kept channels are whole numbers, and tensors are aligned to 16 bytes.
         assert arena_bytes(file) == pytest.approx(mixture.costs["arena"], rel=0.05)
