@@ -65,7 +65,8 @@ but half of the last ones stay, and bits alone would have 1.04 of its bytes at i
 27.3 to 28.6 kB lose 0.002 to 0.008 on the 4,096 images that choose.
 """,
     "call": """
-ResNet-8's calls are short: at half a point no more channels can go, and ranks and bits save no time beside them.
+ResNet-8 and the attention network have short calls: at half a point few channels can go, and ranks and bits save no
+time beside them.
 """,
 }
 FAST = """
