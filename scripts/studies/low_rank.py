@@ -15,6 +15,7 @@ from prunekit.techniques.factorize.fitting import Fitting
 from prunekit.techniques.factorize.low_rank import directions_of
 from prunekit.techniques.factorize.options import FactorizeOptions
 from prunekit.techniques.factorize.rank_choice import Sizes
+from studies import mnist, records
 from studies.few_bits import SECONDS, FewBits
 from studies.quantization import EXAMPLES, NETWORKS
 from studies.results import Results, measure_networks
@@ -27,6 +28,8 @@ BY_FORM = ", forms"
 WITH_FORMS = [name for name in NETWORKS if name != "mobilenet"]
 # Rows of a layer that are read, and that are compared.
 ROWS = 20_000
+# LeNet-300-100: half of the weights of its first layer, 784 to 300.
+FIRST, HALF, SEEDS = "lenet-300-100, first layer", 784 * 300 // (2 * (784 + 300)), 3
 PAGE = Path("docs/measured/low-rank.md")
 HEAD = f"""# Measured: layers of low rank after training
 
@@ -34,6 +37,14 @@ The networks are those of [quantization](quantization.md), without further train
 images; {EXAMPLES:,} training images are read, drawn with seed 0; one run each. The call:
 `pk.factorize(model, parameters=share, data=images, form="channels")`. `scripts/study low-rank` makes this page.
 
+"""
+FIRST_HEAD = f"""
+The first layer of LeNet-300-100 alone, of the dense networks of [records](records.md), with rank {HALF}, half of its
+weights (wanted: at most 0.1 points lost): `pk.factorize(model, rank={HALF}, data=images, include="hidden_1")`, then
+`pk.quantize(model, images)`.
+
+| seed | dense | low rank | and 8 bits |
+|---:|---:|---:|---:|
 """
 LAYERS = """
 ## Error of a layer's outputs
@@ -198,7 +209,27 @@ def page(results: Results) -> str:
             f"{table[:, 1].max():.2f}, {np.median(table[:, 1]):.2f} |"
         )
     accuracy = HEAD + "## Accuracy\n\n" + "\n".join(lines) + "\n"
-    return accuracy + LAYERS + "\n".join(ratios) + "\n" + REASON + _forms(results)
+    first = _first(results.values[FIRST]) if FIRST in results.values else ""
+    return accuracy + first + LAYERS + "\n".join(ratios) + "\n" + REASON + _forms(results)
+
+
+def first_layer() -> list[dict[str, float]]:
+    """Accuracies of LeNet-300-100 before, with a first layer of low rank, and with 8 bits as well; one row a seed."""
+    (images, labels), test = mnist.images("train"), mnist.images("t10k")
+    rows = []
+    for seed in range(SEEDS):
+        keras.utils.set_random_seed(seed)
+        model = records.dense("lenet-300-100", seed, records.Shifted(images, labels, seed))
+        smaller, _ = pk.factorize(model, rank=HALF, data=images[:EXAMPLES], include="hidden_1")
+        found = {"dense": records.error(model, test), "low rank": records.error(smaller, test)}
+        pk.quantize(smaller, images[:EXAMPLES])
+        rows.append({name: 1 - error for name, error in (found | {"8 bits": records.error(smaller, test)}).items()})
+    return rows
+
+
+def _first(rows: list[dict[str, float]]) -> str:
+    lines = [" | ".join(f"{row[name]:.4f}" for name in ("dense", "low rank", "8 bits")) for row in rows]
+    return FIRST_HEAD + "".join(f"| {seed} | {line} |\n" for seed, line in enumerate(lines))
 
 
 def _forms(results: Results) -> str:
@@ -224,11 +255,13 @@ def _forms(results: Results) -> str:
     return FORMS_HEAD + "\n".join(lines) + "\n" + HALF_HEAD + "\n".join(halves) + "\n"
 
 
-def _measured(name: str) -> dict[str, Any]:
+def _measured(name: str) -> Any:
+    if name == FIRST:
+        return first_layer()
     study = LowRank(name.removesuffix(BY_FORM))
     return study.by_form() if name.endswith(BY_FORM) else study.run()
 
 
 if __name__ == "__main__":
-    names = [*NETWORKS, *(f"{name}{BY_FORM}" for name in WITH_FORMS)]
+    names = [*NETWORKS, *(f"{name}{BY_FORM}" for name in WITH_FORMS), FIRST]
     measure_networks(__doc__, names, PAGE, _measured, page)

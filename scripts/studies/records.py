@@ -125,6 +125,16 @@ def round_biases(model: Any) -> None:
             layer.bias.assign(np.rint(bias / scale).astype("float32") * scale)
 
 
+def dense(name: str, seed: int, data: Any) -> Any:
+    """Returns a dense network of a seed, which is trained once and kept in .study."""
+    stored = Path(".study") / f"records-{name}-{seed}.keras"
+    if not stored.exists():
+        model = NETWORKS[name].build()
+        fitted(model, data, DENSE_EPOCHS, 2e-3)
+        model.save(stored)
+    return keras.models.load_model(stored)
+
+
 def measured(run: str) -> dict[str, Any]:
     """Returns errors and bytes of one run."""
     name, share, number = run.split(", ")
@@ -133,13 +143,8 @@ def measured(run: str) -> dict[str, Any]:
     images, labels = mnist.images("train")
     test = mnist.images("t10k")
     data = Shifted(images, labels, seed)
-    stored = Path(".study") / f"records-{name}-{seed}.keras"
-    if not stored.exists():
-        model = network.build()
-        fitted(model, data, DENSE_EPOCHS, 2e-3)
-        model.save(stored)
-    teacher = keras.models.load_model(stored)
-    model, _ = pk.shrink(keras.models.load_model(stored), parameters=network.left[zeros], data=images[:2048])
+    teacher = dense(name, seed, data)
+    model, _ = pk.shrink(dense(name, seed, data), parameters=network.left[zeros], data=images[:2048])
     fitted(model, data, SMALL_EPOCHS, 2e-3, pk.DistillationCallback(teacher))
     if zeros:
         fitted(model, data, ZERO_EPOCHS, 2e-3, pk.PruningCallback(zeros), pk.DistillationCallback(teacher))
