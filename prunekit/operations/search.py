@@ -135,8 +135,9 @@ def search(  # noqa: PLR0913
             made here. None = this process.
         time: Most time of the search: "20min", "2h", or seconds. Half of it is for the table; the weights and groups
             that it lacks, the smallest ones, have 8 bits and all channels. No file is begun for which there is no time,
-            unless none answers yet. With `output`, another call measures what is missing.
-        progress: Told of each scanned weight and each file: (done, total, text).
+            unless none answers yet, and a training that would end later is given up after its first seconds. With
+            `output`, another call measures what is missing.
+        progress: Told of each scanned weight, each file and each epoch of a training: (done, total, text).
 
     Raises:
         ImportError: `workers` needs Ray, which is not installed.
@@ -182,7 +183,9 @@ def search(  # noqa: PLR0913
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     examples = SearchData(data, whole("seed", seed, 0), everything=teacher is not None and teacher.needs_examples)
-    train = None if teacher is None else teacher.of(examples, full_integer=FORMS[target].full_integer)
+    train = None
+    if teacher is not None:
+        train = teacher.of(examples, full_integer=FORMS[target].full_integer, progress=progress, limit=limit)
     kept_bytes = number_of_bytes("memory", memory)
     work = SearchRun(model, examples, target, allowed, kept_bytes, progress, workers=workers, limit=limit)
     question = work.question(most_drop, most_bytes, most_time, profile, most_arena)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ import keras
 
 from prunekit.anatomy.files.digests import architecture_digest, data_digest, model_digest
 from prunekit.core.data.calibration import CheckedData, weighted_batches_of
+from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.outputs.output_metrics import Batches
 from prunekit.core.runtime.random_state import kept_random_state
 from prunekit.core.runtime.snapshot import DamagedSnapshot, Snapshot, arrays_under, read_snapshot, write_snapshot
+from prunekit.delivery.reports.formatting import duration
 from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.operations.quantization_training import QuantizationRun, training_options
 from prunekit.searching.judge import SearchData, batched
 from prunekit.searching.search_run import Train
+from prunekit.searching.time_limit import NO_LIMIT, OutOfTime, TimeLimit
 from prunekit.sparsity.arguments import positive, whole
 from prunekit.sparsity.array_ops import array_of
 from prunekit.suggestions import did_you_mean
@@ -36,6 +40,8 @@ _LEAST = 128
 # Files of trained mixtures in the folder of a search that has not ended.
 _KEPT = "trained-{}.snapshot"
 _WEIGHT, _QUANTIZED = "weight/", "quantized/"
+# Seconds of training after which the time that all of it takes is known.
+_KNOWN = 2.0
 
 
 class MixtureTraining:
@@ -81,12 +87,21 @@ class MixtureTraining:
         """True if examples of the search are trained on."""
         return self._function is None and self._data is None
 
-    def of(self, examples: SearchData, *, full_integer: bool = False) -> Train:
+    def of(
+        self,
+        examples: SearchData,
+        *,
+        full_integer: bool = False,
+        progress: Progress | None = None,
+        limit: TimeLimit = NO_LIMIT,
+    ) -> Train:
         """Returns the training as a function of a model and its mixture; see `Train`.
 
         Args:
             examples: The examples of the search.
             full_integer: True: nothing computes in floating point.
+            progress: Told of each epoch: (done, total, text).
+            limit: A training that would end later is given up after its first seconds; the function raises OutOfTime.
 
         Raises:
             ValueError: There are too few examples to train on.
@@ -118,12 +133,16 @@ class MixtureTraining:
             callback = QuantizationCallback(batched(examples.fitted), **options)
             callbacks = [*([KeepZeros(include=list(zeros))] if zeros else []), callback]
             callbacks.append(DistillationCallback(self._model))
+            pace = _TrainingPace(limit, progress)
+            callbacks.append(pace)
             # What follows draws the same numbers where a training is not made again.
             with kept_random_state(model):
                 if self._function is not None:
                     self._function(model, callbacks)
                 else:
                     self._fit(model, examples, callbacks)
+            if pace.late is not None:
+                raise pace.late
             if path is not None:
                 _keep(path, model, callback.snapshot())
             self._compile_anew(model)
@@ -182,6 +201,52 @@ class MixtureTraining:
             rate = keras.optimizers.schedules.CosineDecay(rate, self._epochs * steps)
         compile_like(self._model, model, keras.optimizers.Adam(rate))
         model.fit(**arguments)
+
+
+class _TrainingPace(keras.callbacks.Callback):
+    """Reports epochs, and ends a training at its begin if there is no time for all of it.
+
+    Attributes:
+        late: Why the training was ended; None if it was not.
+    """
+
+    def __init__(self, limit: TimeLimit, progress: Progress | None):
+        super().__init__()
+        self._limit, self._progress = limit, progress
+        self.late: OutOfTime | None = None
+        self._first, self._done, self._is_known = 0.0, 0, False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begins to count."""
+        self._done, self._is_known = 0, False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Estimates the time from the steps after the first one, which compiles."""
+        now, steps = time.monotonic(), self.params.get("steps")
+        if not self._done:
+            self._first = now
+        elif steps and not self._is_known and now - self._first >= _KNOWN:
+            self._estimate((now - self._first) / self._done, steps * self.params["epochs"], self._done + 1)
+        self._done += 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Reports the epoch, whose number of steps is known now."""
+        epochs = self.params["epochs"]
+        if not self._is_known and self._done > 1:
+            pace = (time.monotonic() - self._first) / (self._done - 1)
+            self._estimate(pace, epochs * self._done // (epoch + 1), self._done)
+        if self._progress is not None and self.late is None:
+            self._progress(epoch + 1, epochs, f"trained epoch {epoch + 1}")
+
+    def _estimate(self, pace: float, steps: int, done: int) -> None:
+        """Ends the training if the steps that are left take too long."""
+        self._is_known = True
+        if pace * (steps - done) > self._limit.left:
+            whole = pace * steps
+            left = duration(self._limit.left)
+            told = f"A training takes about {duration(whole)}, and {left} were left: it was given up."
+            self.late = OutOfTime(told, whole)
+            self.model.stop_training = True
 
 
 def _keep(path: Path, model: Any, trained: Snapshot) -> None:

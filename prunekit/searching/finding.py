@@ -15,7 +15,7 @@ from prunekit.delivery.litert.isolated_run import ScriptFailed
 from prunekit.searching.building import Built
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import ARENA, Costs, Mixture
-from prunekit.searching.time_limit import NO_LIMIT, TimeLimit
+from prunekit.searching.time_limit import NO_LIMIT, OutOfTime, TimeLimit
 from prunekit.sparsity.shorthands import SearchProfile
 from prunekit.techniques.factorize.new_model import UnequalOutputsError
 
@@ -116,7 +116,8 @@ class Finder:
         question: The question.
         costs: Errors, bytes and latencies of all mixtures.
         make: Returns the file of a mixture.
-        train: Returns the file of a mixture after training, from its file before; None trains nothing.
+        train: Returns the file of a mixture after training, from its file before, or raises OutOfTime; None trains
+            nothing.
         progress: Told of each file: (done, total, text).
         limit: No file is begun for which there is no time, unless none answers the question.
 
@@ -137,6 +138,7 @@ class Finder:
     # The longest that it took to make a file and to train one.
     _making: float = field(default=0.0, init=False)
     _training: float = field(default=0.0, init=False)
+    _is_noted: bool = field(default=False, init=False)
 
     def found(self) -> Made:
         """Returns the file that answers the question.
@@ -162,11 +164,12 @@ class Finder:
         return found
 
     def _has_time(self, *, trains: bool) -> bool:
-        """Returns True if there is time for one more file, as long as the others took."""
+        """Returns True if there is time for one more file, as long as the others took; else adds a note."""
         if self.limit.left > self._making + self._training * trains:
             return True
-        note = "The time was over before all files were made."
-        self.notes += [note] if note not in self.notes else []
+        if not self._is_noted:
+            self.notes.append("The time was over before all files were made.")
+            self._is_noted = True
         return False
 
     # ---- which file is the answer ------------------------------------------------------------------------------------
@@ -206,15 +209,20 @@ class Finder:
         self._making = max(self._making, middle - start)
         found = untrained
         if train is not None:
-            found = train(untrained)
-            self._training = max(self._training, time.monotonic() - middle)
-        self.made.append(found)
+            try:
+                found = train(untrained)
+                self._training = max(self._training, time.monotonic() - middle)
+            except OutOfTime as late:
+                self._training, self._is_noted = max(self._training, late.seconds), True
+                self.notes.append(str(late))
+        self.made += [] if found in self.made else [found]
         answer = self._answer()
         for one in self.made:
             # Models are large, and one is delivered.
             one.built = one.built if one is answer or one is found else None
         trained = sum(one.is_trained for one in self.made)
-        after, done, most = (" after training", trained, TRAINED) if train else ("", len(self.made) - trained, FILES)
+        done, most = (trained, TRAINED) if found.is_trained else (len(self.made) - trained, FILES)
+        after = " after training" if found.is_trained else ""
         self.progress(min(done, most), most, f"a file of {found}{after}, drop {found.drops[0]:.4g}")
         return found
 

@@ -181,12 +181,15 @@ class SearchReport(Displayed):
 
     @property
     def rank_correlation(self) -> float | None:
-        """Spearman's correlation of predicted and measured errors of the files; None for fewer than three."""
-        if len(self.points) < 3:
+        """Spearman's correlation of predicted and measured errors of files without training; None for less than three.
+
+        What a training gives back is not predicted.
+        """
+        pairs = [(point.predicted_error, point.error) for point in self.points if not point.trained]
+        if len(pairs) < 3:
             return None
         from scipy.stats import spearmanr
 
-        pairs = [(point.predicted_error, point.error) for point in self.points]
         return float(spearmanr(*zip(*pairs, strict=True))[0])
 
     def verdict(self) -> str:

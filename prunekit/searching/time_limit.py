@@ -37,6 +37,18 @@ class TimeLimit:
 NO_LIMIT = TimeLimit()
 
 
+class OutOfTime(Exception):
+    """There is no time for something that has begun.
+
+    Attributes:
+        seconds: About how long it takes.
+    """
+
+    def __init__(self, message: str, seconds: float):
+        super().__init__(message)
+        self.seconds = seconds
+
+
 class Pace:
     """Tells which measurements there is time for.
 

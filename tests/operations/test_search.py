@@ -8,15 +8,13 @@ import keras
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
+from digit_network import digit_network
 from keras import layers as L
 from stand_in_ray import StandInRay
 
 import prunekit as pk
-from prunekit.anatomy.layers.targets import find_targets
 from prunekit.delivery.integers.integer_report import IntegerExportError
-from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.operations.search import FILE, MODEL, REPORT
-from prunekit.operations.search_training import MixtureTraining
 from prunekit.reports import SearchReport
 from prunekit.searching import search_run, shared_scan, time_limit
 from prunekit.searching.building import FORMS, build
@@ -25,31 +23,11 @@ from prunekit.searching.costs import Mixture
 from prunekit.searching.judge import Judge, SearchData
 from prunekit.searching.search_run import TABLES
 from prunekit.searching.searched_model import SearchedModel
-from prunekit.sparsity.array_ops import array_of
 
 
 @pytest.fixture(scope="module")
 def digits():
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(images))
-    images, labels = (images[order] / 16).reshape(-1, 8, 8, 1).astype("float32"), labels[order].astype("int32")
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            L.Conv2D(16, 3, activation="relu", name="conv"),
-            L.MaxPooling2D(),
-            L.Flatten(),
-            L.Dense(48, activation="relu", name="hidden"),
-            L.Dense(10, name="logits"),
-        ]
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, metrics=["accuracy"])
-    model.fit(images[:900], labels[:900], epochs=12, batch_size=32, verbose=0)
-    return model, (images[900:], labels[900:])
+    return digit_network()
 
 
 @pytest.fixture(scope="module")
@@ -284,122 +262,6 @@ def test_the_real_ray_measures_the_same_table(digits, found, tmp_path):
     assert report.notes == () and report.bytes == found[0].report.bytes
 
 
-# ---- training --------------------------------------------------------------------------------------------------------
-
-
-def test_trained_mixtures_are_smaller_and_hold_the_drop(digits, monkeypatch):
-    model, (images, labels) = digits
-    kept = []
-    trained = QuantizationCallback.on_train_end
-
-    def on_train_end(self, logs=None):
-        trained(self, logs)
-        kept.append({one.name: float((array_of(one.layer.kernel) == 0).mean()) for one in find_targets(self.model)[0]})
-
-    monkeypatch.setattr(QuantizationCallback, "on_train_end", on_train_end)
-    before = [weight.numpy() for weight in model.weights]
-    training = {"epochs": 4, "data": (images[:400], labels[:400])}
-    data = images[400:], labels[400:]
-    found = pk.search(model, data, drop=0.03, target="packed", training=training)
-    plain = min(one.bytes for one in found.report.points if not one.trained and one.drop <= 0.03)
-    points = [one for one in found.report.points if one.trained]
-    assert 1 <= len(points) <= 3 and found.report.drop <= 0.03
-    assert found.report.bytes <= plain
-    # Training gives back what the mixture lost.
-    for one in points:
-        same = [
-            other for other in found.report.points if other.predicted_error == one.predicted_error and not other.trained
-        ]
-        assert all(one.drop <= other.drop + 0.01 for other in same)
-    assert any(max(zeros.values()) >= 0.5 for zeros in kept)
-    for was, weight in zip(before, model.weights, strict=True):
-        np.testing.assert_array_equal(was, weight.numpy())
-
-
-@pytest.mark.thorough
-def test_trainings_that_were_made_before_an_interruption_are_not_made_again(digits, tmp_path, monkeypatch):
-    model, (images, labels) = digits
-    fitted = []
-    fit = MixtureTraining._fit
-
-    def counted(self, smaller, *arguments):
-        fitted.append(smaller)
-        if len(fitted) == 2:
-            raise KeyboardInterrupt
-        fit(self, smaller, *arguments)
-
-    monkeypatch.setattr(MixtureTraining, "_fit", counted)
-    training = {"epochs": 1, "data": (images[:400], labels[:400])}
-    arguments = {"drop": 0.02, "training": training, "output": tmp_path, "target": "packed"}
-    with pytest.raises(KeyboardInterrupt):
-        pk.search(model, (images[400:], labels[400:]), **arguments)
-    (kept,) = tmp_path.glob("trained-*.snapshot")
-    content = kept.read_bytes()
-    resumed = pk.search(model, (images[400:], labels[400:]), **arguments)
-    trained = [one for one in resumed.report.points if one.trained]
-    # The first one was kept, and the second one is made.
-    assert len(fitted) == 1 + len(trained) and len(trained) > 1
-    assert not list(tmp_path.glob("trained-*.snapshot"))
-    fitted[:] = [None, None]
-    kept.write_bytes(content[:-10])
-    whole = pk.search(model, (images[400:], labels[400:]), **arguments)
-    assert len(fitted) == 2 + len(trained)
-    assert [one.bytes for one in whole.report.points] == [one.bytes for one in resumed.report.points]
-    assert [one.drop for one in whole.report.points] == [one.drop for one in resumed.report.points]
-
-
-@pytest.mark.thorough
-def test_what_is_kept_of_a_training_depends_on_its_settings_data_and_losses(digits, tmp_path):
-    model, (images, labels) = digits
-    examples = SearchData((images, labels), 0)
-
-    def subject(loss_weights=None, count=200, identity=None, **given):
-        one = keras.models.clone_model(model)
-        one.set_weights(model.get_weights())
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        one.compile("adam", loss, loss_weights=loss_weights, metrics=["accuracy"])
-        training = {"epochs": 2, "data": (images[:count], labels[:count]), **given}
-        return MixtureTraining(one, training, tmp_path)._subject(examples, full_integer=False)
-
-    # Losses are objects, whose texts have addresses.
-    assert subject() == subject() is not None
-    assert len({subject(), subject([2.0]), subject(count=199), subject(epochs=3), subject(batch_size=8)}) == 5
-    # Reading a data set may change what it returns next.
-    assert subject(data=[(images[:64], labels[:64])]) is None
-    assert (
-        MixtureTraining(model, lambda smaller, callbacks: None, tmp_path)._subject(examples, full_integer=False) is None
-    )
-
-
-def test_a_training_that_loses_more_is_not_delivered_and_leaves_the_file_before_as_it_was(digits):
-    model, (images, labels) = digits
-
-    def spoil(smaller, callbacks):
-        smaller.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy")
-        smaller.fit(images[:64], labels[:64], verbose=0, callbacks=callbacks)
-        for weight in smaller.get_layer("logits").weights:
-            weight.assign(0 * weight)
-
-    found = pk.search(model, (images, labels), bytes="6kB", training=spoil)
-    delivered = [one for one in found.report.points if one.delivered]
-    assert [one.trained for one in delivered] == [False] and any(one.trained for one in found.report.points)
-    assert found.model.get_layer("logits").kernel.numpy().any()
-
-
-def test_zeros_of_a_model_that_was_pruned_before_stay(digits):
-    model, (images, labels) = digits
-    pruned = keras.models.clone_model(model)
-    pruned.set_weights(model.get_weights())
-    pruned.compile(loss=model.loss, metrics=["accuracy"])
-    pk.prune(pruned, 0.6, images[:200], include="hidden")
-    training = {"epochs": 1, "data": [(images[:64], labels[:64]), (images[64:128], labels[64:128])]}
-    found = pk.search(pruned, (images[128:], labels[128:]), drop=0.2, training=training)
-    trained = [one for one in found.report.points if one.trained]
-    assert trained
-    (row,) = [one for one in found.report.weights if one.name == "hidden/kernel"]
-    assert row.sparsity >= 0.4
-
-
 def test_one_file_that_cannot_be_made_does_not_end_the_search(digits, found, tmp_path, monkeypatch):
     (tmp_path / TABLES["litert"]).write_bytes((found[1] / TABLES["litert"]).read_bytes())
     made = search_run.build
@@ -486,40 +348,6 @@ def test_a_search_with_time_enough_finds_what_one_without_a_limit_does(digits, f
     assert pk.search(*digits, drop=0.02, time="1 h").report.bytes == found[0].report.bytes
 
 
-def test_a_function_trains_with_the_callbacks_it_is_given(digits):
-    model, (images, labels) = digits
-    seen = []
-
-    def train(smaller, callbacks):
-        seen.append([type(one).__name__ for one in callbacks])
-        smaller.compile("sgd", "sparse_categorical_crossentropy")
-        smaller.fit(images[:64], labels[:64], verbose=0, callbacks=callbacks)
-
-    report = pk.search(model, (images[64:], labels[64:]), bytes="6kB", training=train).report
-    assert seen == [["QuantizationCallback", "DistillationCallback"]] and report.bytes <= 6000
-    pk.search(model, (images[64:], labels[64:]), bytes="3kB", target="packed", training=train)
-    assert seen[1] == ["KeepZeros", "QuantizationCallback", "DistillationCallback"]
-
-
-@pytest.mark.short(cases=1)
-@pytest.mark.parametrize(
-    ("training", "message"),
-    [
-        ({}, "`training` has epochs, and may have data, learning_rate, batch_size. Received: nothing."),
-        ({"epochs": 1, "rate": 2}, "Received: epochs, rate."),
-        ({"epochs": 0}, "must be at least 1"),
-        (3, "a mapping such as"),
-        ({"epochs": 1, "data": np.zeros((200, 8, 8, 1), "float32")}, "Received: inputs alone"),
-        ({"epochs": 1, "data": iter([])}, "Received: a generator"),
-        ({"epochs": 1}, "A training needs labels, and 128 examples or more. Received: 100 examples that neither"),
-    ],
-)
-def test_mistakes_in_a_training_are_told_before_the_scan(digits, training, message):
-    model, (images, labels) = digits
-    with pytest.raises((ValueError, TypeError), match=message):
-        pk.search(model, (images[:200], labels[:200]), drop=0.1, training=training)
-
-
 # ---- report and levels -----------------------------------------------------------------------------------------------
 
 
@@ -557,109 +385,3 @@ def test_several_inputs_in_a_list_are_batches_of_examples():
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     report = pk.search(model, [(rows, labels)], drop=0.2).report
     assert report.drop <= 0.2 and sum(report.examples) == 300
-
-
-# ---- low rank --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def low_rank(digits):
-    """A network whose widest layer has a low rank."""
-    keras.utils.set_random_seed(2)
-    layers = [L.Flatten(), L.Dense(200, name="wide"), L.ReLU(), L.Dense(40, activation="relu", name="hidden")]
-    model = keras.Sequential([keras.Input((8, 8, 1)), *layers, L.Dense(10, name="logits")])
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    images, labels = digits[1]
-    kernel, draw = model.get_layer("wide").kernel, np.random.default_rng(0)
-    kernel.assign(0.05 * draw.normal(size=(64, 12)) @ draw.normal(size=(12, 200)))
-    model.get_layer("wide").trainable = False
-    model.fit(images[:300], labels[:300], epochs=20, verbose=0)
-    model.get_layer("wide").trainable = True
-    return model, (images[300:], labels[300:])
-
-
-def test_a_weight_of_low_rank_becomes_two_layers(low_rank, tmp_path):
-    found = pk.search(*low_rank, drop=0.02, output=tmp_path)
-    (row,) = [one for one in found.report.weights if one.name == "wide/kernel"]
-    assert row.rank is not None and row.rank <= 16
-    reduction = found.model.get_layer("wide_reduction")
-    kept = {one.name: one.kept for one in found.report.groups}["wide"]
-    assert reduction.kernel.shape == (64, row.rank) and found.model.get_layer("wide").kernel.shape == (row.rank, kept)
-    plain = pk.search(*low_rank, drop=0.02, output=tmp_path, techniques=("shrink", "quantize"))
-    assert {one.rank for one in plain.report.weights} == {None}
-    # At the same predicted error; on so few examples, files that hold the drop differ by chance.
-    bytes_of = {one.techniques: one.bytes for one in found.report.alone}
-    assert bytes_of["shrink and factorize and quantize"] < min(bytes_of[name] for name in ("shrink", "quantize"))
-    alone = pk.search(*low_rank, drop=0.02, output=tmp_path, techniques="factorize")
-    assert {one.bits for one in alone.report.weights} == {8} and len(alone.file) > len(found.file)
-
-
-def test_a_pruned_weight_of_low_rank_keeps_its_zeros(low_rank, tmp_path):
-    model, data = low_rank
-    pruned = keras.models.clone_model(model)
-    pruned.set_weights(model.get_weights())
-    pruned.compile(loss=model.loss, metrics=["accuracy"])
-    pk.prune(pruned, 0.3, data[0][:200], include="wide")
-    rows = pk.search(pruned, data, drop=0.02, output=tmp_path).report.weights
-    assert {one.name: one.rank for one in rows}["wide/kernel"] is None
-    assert {one.name: one.sparsity for one in rows}["wide/kernel"] > 0.2
-
-
-@pytest.mark.thorough
-def test_mixtures_of_low_rank_are_trained_with_their_bits(low_rank):
-    model, (images, labels) = low_rank
-    seen = []
-
-    def train(smaller, callbacks):
-        bits = {type(one).__name__: one for one in callbacks}["QuantizationCallback"].options.bits
-        seen.append((bits, {one.name for one in find_targets(smaller)[0]}))
-        smaller.compile("adam", "sparse_categorical_crossentropy")
-        smaller.fit(images[:64], labels[:64], verbose=0, callbacks=callbacks)
-
-    options = {"target": "packed", "techniques": ("factorize", "quantize"), "training": train}
-    report = pk.search(model, (images, labels), drop=0.03, **options).report
-    assert any(one.trained for one in report.points)
-    assert all(set(bits) == names for bits, names in seen) and any(
-        "wide_reduction/kernel" in names for _, names in seen
-    )
-
-
-@pytest.mark.thorough
-def test_a_trained_mixture_for_a_microcontroller_is_integers_throughout(digits):
-    model, (images, labels) = digits
-    training = {"epochs": 3, "data": (images[:400], labels[:400])}
-    found = pk.search(model, (images[400:], labels[400:]), drop=0.03, target="microcontroller", training=training)
-    assert found.report.drop <= 0.03 and any(one.trained for one in found.report.points)
-    interpreter = Interpreter(model_content=found.file)
-    ends = interpreter.get_input_details() + interpreter.get_output_details()
-    assert {one["dtype"] for one in ends} == {np.int8}
-    assert not any(one["dtype"] == np.float32 for one in interpreter.get_tensor_details())
-
-
-@pytest.mark.thorough
-def test_no_training_begins_after_the_time(digits, found, tmp_path):
-    model, (images, labels) = digits
-    training = {"epochs": 1, "data": (images[:400], labels[:400])}
-    late = pk.search(model, (images[400:], labels[400:]), drop=0.05, time=0.01, training=training, output=tmp_path)
-    assert late.report.drop <= 0.05 and not any(one.trained for one in late.report.points)
-    assert "The time was over before all files were made." in late.report.notes
-
-
-@pytest.mark.thorough
-def test_an_einsum_of_low_rank_becomes_two_layers(digits, tmp_path):
-    images, labels = digits[1]
-    keras.utils.set_random_seed(3)
-    inputs = keras.Input((8, 8, 1))
-    x = L.Reshape((8, 8))(inputs)
-    x = L.ReLU()(L.EinsumDense("abc,cde->abde", (8, 4, 200), bias_axes="de", name="wide")(x))
-    model = keras.Model(inputs, L.Dense(10)(L.Flatten()(L.AveragePooling2D((8, 1))(x))))
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    draw = np.random.default_rng(0)
-    kernel = draw.normal(size=(8, 2)) @ draw.normal(size=(2, 800))
-    model.get_layer("wide").kernel.assign(0.3 * kernel.reshape(8, 4, 200))
-    model.get_layer("wide").trainable = False
-    model.fit(images[:400], labels[:400], epochs=15, verbose=0)
-    found = pk.search(model, (images[400:], labels[400:]), drop=0.02, techniques=("factorize",), output=tmp_path)
-    (row,) = [one for one in found.report.weights if one.name == "wide/kernel"]
-    assert found.report.drop <= 0.02
-    assert row.rank == found.model.get_layer("wide_reduction").kernel.shape[-1] <= 4

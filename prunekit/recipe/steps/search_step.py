@@ -106,7 +106,7 @@ def _searched(settings: Search, workspace: Workspace) -> tuple[tuple[Any, Any], 
             return work.answer(question), None
         fit = _Fit(settings, workspace)
         training = MixtureTraining(workspace.model, fit, folder, identity=settings.model_dump(mode="json"))
-        train = training.of(examples, full_integer=FORMS[settings.target].full_integer)
+        train = training.of(examples, full_integer=FORMS[settings.target].full_integer, progress=progress)
         return work.answer(question, train), training
 
 
