@@ -15,7 +15,7 @@ from prunekit.anatomy.files.digests import architecture_digest, data_digest, mod
 from prunekit.anatomy.records.name_patterns import listed_patterns
 from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
-from prunekit.core.outputs.output_metrics import Batch
+from prunekit.core.outputs.output_metrics import Batch, compiled_metrics
 from prunekit.core.runtime.partial_files import checked_folder, replace_file
 from prunekit.delivery.plots.plots import to_png
 from prunekit.delivery.plots.sensitivity_plot import sensitivity_figure
@@ -231,14 +231,9 @@ def _described(report: SensitivityReport, work: SensitivityScan | BitScan) -> Se
 
 def _measures(dense: Mapping[str, float], model: Any) -> tuple[Metric, ...]:
     """Returns the metrics, the loss last."""
-    outputs = getattr(model, "output_names", None) or ()
-
-    def measure(key: str) -> Metric:
-        output = next((name for name in outputs if key.startswith(f"{name}_")), None)
-        own = inferred(key if output is None else key.removeprefix(f"{output}_"))
-        return replace(own, name=key)
-
-    return tuple(sorted(map(measure, dense), key=lambda metric: metric.name.endswith("loss")))
+    compiled = compiled_metrics(model)
+    found = [inferred(key, compiled.get(key)) for key in dense]
+    return tuple(sorted(found, key=lambda metric: metric.name.endswith("loss")))
 
 
 def _notes(work: SensitivityScan | BitScan) -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from prunekit.anatomy.layers.targets import Target, find_targets
 from prunekit.core.layerwise.layerwise import LayerwiseRepair
+from prunekit.core.runtime.model_copies import copied_model
 from prunekit.delivery.integers.integer_writing import EXAMPLES, KnownOutputs, export_integers
 from prunekit.delivery.packing.decoder import LITERT
 from prunekit.delivery.packing.encoder import encode
@@ -106,7 +107,7 @@ def build(
     if kept:
         model = remove_channels(subject.model, KeptChannels(kept), options, batched(inputs), memory=memory).model
     else:
-        model = copied(subject.model)
+        model = copied_model(subject.model)
     model, arrays = _with_low_rank(model, mixture, inputs, memory)
     levels = levels_of(mixture, arrays)
     _prune(subject, model, levels, inputs, memory)
@@ -159,13 +160,6 @@ def _with_low_rank(model: Any, mixture: Mixture, inputs: Any, memory: float) -> 
 def weights_of(model: Any) -> list[Target]:
     """Returns the weights that may have levels."""
     return find_targets(model, also=("depthwise_kernel", "embedding"))[0]
-
-
-def copied(model: Any) -> Any:
-    """Returns a copy of a model with weights of its own, not compiled."""
-    made = keras.models.clone_model(model)
-    made.set_weights(model.get_weights())
-    return made
 
 
 def _prune(subject: SearchedModel, model: Any, levels: Mapping[str, Level], inputs: Any, memory: float) -> None:

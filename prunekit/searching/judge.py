@@ -8,13 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.anatomy.records.keras_metrics import KERAS_METRICS
 from prunekit.core.data.calibration import weighted_batches_of
 from prunekit.core.outputs.baseline import class_agreement, loss_names
 from prunekit.core.outputs.output_error import output_error
-from prunekit.core.outputs.output_metrics import Batch, OutputMetrics
+from prunekit.core.outputs.output_metrics import Batch, OutputMetrics, compiled_metrics
 from prunekit.core.runtime.model_function import ModelFunction
-from prunekit.delivery.reports.metrics import Metric, inferred, keras_metric
+from prunekit.delivery.reports.metrics import Metric, inferred
 from prunekit.sparsity.array_ops import array_of
 
 # Most examples to which layers are fitted, on which errors are compared, by which files are chosen, and on which the
@@ -120,6 +119,7 @@ class Judge:
         metric: The metric.
         outputs: What the model computes for the held-out examples, one array for each output.
         before: The metric of the model, on the examples for the choice and on those that judge.
+        notes: Metrics that the model is compiled with and that cannot be the measure.
 
     Raises:
         ValueError: There are labels, and nothing says how outputs are compared with them.
@@ -127,6 +127,7 @@ class Judge:
 
     def __init__(self, model: Any, data: SearchData, metric: Metric | None = None):
         self._model, self._data = model, data
+        self.notes: list[str] = []
         run = ModelFunction(model, lambda inputs: model(inputs, training=False))
         found = [
             run(keras.tree.map_structure(keras.ops.convert_to_tensor, one)) for one in batched(data.held_out, _JUDGED)
@@ -146,14 +147,21 @@ class Judge:
             same = class_agreement(self.outputs[0], self.outputs[0], self._loss)
             return Metric(OUTPUT_ERROR, "min") if same is None else Metric(AGREEMENT, "max", fraction=True)
         names = self._measured(self.outputs, 0)
-        known = [self._inferred(name) for name in names if name != "loss"]
+        compiled = compiled_metrics(self._model)
+        known = [inferred(name, compiled.get(name)) for name in names if name != "loss"]
         chosen = next((one for one in known if one.direction is not None), None)
+        if chosen is None and self._classes() is not None:
+            chosen = Metric("accuracy", "max", fraction=True)
+        elif chosen is None and "loss" in names:
+            chosen = Metric("loss", "min")
         if chosen is not None:
+            unknown = [one.name for one in known[: known.index(chosen) if chosen in known else None]]
+            if unknown:
+                self.notes.append(
+                    f"The drop is that of the {chosen.title}: whether higher or lower values of {', '.join(unknown)} "
+                    "are better is known only for the metrics of Keras."
+                )
             return chosen
-        if self._classes() is not None:
-            return Metric("accuracy", "max", fraction=True)
-        if "loss" in names:
-            return Metric("loss", "min")
         lacks = "without a metric, whose loss its outputs do not tell," if self._model.compiled else "not compiled,"
         raise ValueError(
             f"With labels, the drop is that of a metric. Received: a model that is {lacks} and labels that are no "
@@ -169,14 +177,6 @@ class Judge:
             f"The drop is that of a metric of outputs: {', '.join(known) or 'none is known'}. Received: {metric.name}, "
             "which the model computes by itself. Compile it with another metric."
         )
-
-    def _inferred(self, name: str) -> Metric:
-        """Returns a compiled metric; that of one of several outputs begins with the output's name."""
-        for output in getattr(self._model, "output_names", ()):
-            own = name.removeprefix(f"{output}_")
-            if own != name and own in KERAS_METRICS:
-                return keras_metric(own, name)
-        return inferred(name)
 
     def _classes(self) -> np.ndarray | None:
         """Returns the class of each held-out example; None if the labels are none."""

@@ -16,12 +16,13 @@ import numpy as np
 from prunekit.anatomy.files.digests import architecture_digest, data_digest, model_digest
 from prunekit.anatomy.records.plain_data import from_plain
 from prunekit.core.layerwise.layerwise import Progress
+from prunekit.core.runtime.model_copies import copied_model
 from prunekit.core.runtime.partial_files import replace_file
 from prunekit.delivery.litert.arena import arena_bytes
 from prunekit.delivery.litert.model_measures import machine
 from prunekit.delivery.reports.formatting import names
 from prunekit.delivery.reports.metrics import Metric
-from prunekit.searching.building import FORMS, Built, bits_of, build, copied, levels_of, weights_of, written
+from prunekit.searching.building import FORMS, Built, bits_of, build, levels_of, weights_of, written
 from prunekit.searching.candidates import Level
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
@@ -85,6 +86,7 @@ class SearchRun:
         self._options = replace(EIGHT_BITS, full_integer=self._form.full_integer)
         self._subject = SearchedModel(model, data.fitted, self._options)
         self._judge = Judge(model, data, metric)
+        self._notes += self._judge.notes
         self._clock: FileClock | None = None
         self._counts_arena = False
 
@@ -222,7 +224,7 @@ class SearchRun:
         if made.built is None:
             raise ValueError("A mixture is trained from its model.")
         # The file before may be the one that is delivered.
-        model, arrays = copied(made.built.model), made.built.arrays
+        model, arrays = copied_model(made.built.model), made.built.arrays
         levels = levels_of(made.mixture, arrays)
         told = repr((sorted(made.mixture.levels.items()), sorted(made.mixture.kept.items())))
         state = train(model, bits_of(levels), self._zeros_of(model, levels), told)
@@ -237,7 +239,8 @@ class SearchRun:
             before = {target.name: target for target in self._subject.targets}
             chosen = {one.name: levels[one.name].structure for one in weights if one.name in levels}
             weights = [before.get(one.name, one) for one in weights if chosen.get(one.name) is None]
-        return [one.name for one in weights if zeros_of(one) >= PRUNED]
+        # Weights that are zero throughout cannot be held, and a training may fill them.
+        return [one.name for one in weights if PRUNED <= zeros_of(one) < 1]
 
     def _judged(self, mixture: Mixture, built: Built, *, is_trained: bool = False) -> Made:
         seconds = None if self._clock is None else self._clock.seconds(built.file)

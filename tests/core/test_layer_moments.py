@@ -63,6 +63,8 @@ def test_outputs_of_a_layer_with_many_are_not_formed(monkeypatch):
     product, kernel = built(keras.layers.Dense(30), (8,))
     moments = LayerMoments(product, product.matrix(kernel))
     monkeypatch.setattr(LayerMoments, "_add_outputs", None)
+    # A deep copy of a layer saves and loads it, which takes longer than all sums.
+    monkeypatch.setattr(keras.layers.Dense, "__reduce__", None)
     rows = ops.ones((4, 8))
     moments.observe((rows,), (2.0 * rows,))
     moments.finish()

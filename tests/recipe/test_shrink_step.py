@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from networks import sequential
 from shrink_recipes import network, shapes, shrink
-from tiny_recipes import Stop, one_shot, prune, recipe, told, zeros
+from tiny_recipes import Stop, one_shot, prune, recipe, resumed, told, zeros
 
 import prunekit as pk
 from prunekit.anatomy.channels.channel_normalization import APPROXIMATIONS
@@ -438,6 +438,30 @@ def test_a_run_that_is_interrupted_goes_on_in_its_round_and_ends_with_the_same_b
     assert told(result.report) == told(whole.report)
     variables = zip(result.model.optimizer.variables, whole.model.optimizer.variables, strict=True)
     assert all(np.array_equal(*map(keras.ops.convert_to_numpy, pair)) for pair in variables)
+
+
+@pytest.mark.short(cases=1)
+def test_what_layers_learned_from_data_is_there_after_an_interruption(pairs, tmp_path):
+    def adapted():
+        keras.utils.set_random_seed(20)
+        norm, classes = keras.layers.Normalization(name="norm"), keras.layers.IntegerLookup(name="lookup")
+        norm.adapt(pairs[0][0] + 3)
+        classes.adapt(np.arange(-9, 9))
+        inputs = keras.Input((8,))
+        words = keras.layers.Embedding(30, 4, name="table")(classes(keras.ops.cast(inputs, "int32")))
+        x = keras.layers.Concatenate()([norm(inputs), keras.layers.Flatten()(words)])
+        x = keras.layers.Dense(16, activation="relu", name="hidden")(x)
+        return keras.Model(inputs, keras.layers.Dense(4, name="logits")(x))
+
+    steps = recipe(shrink(channels=0.5, include=["hidden"]), {"finetune": {"epochs": 2}})
+    whole = compress(steps, adapted(), pairs)
+    # The second end is that of the first epoch after the removal.
+    found = resumed(steps, adapted, pairs, tmp_path / "run", Stop(2))
+    assert model_digest(found.model) == model_digest(whole.model)
+    for one, two in zip(
+        found.report.steps[1]["history"]["loss"], whole.report.steps[1]["history"]["loss"], strict=True
+    ):
+        assert one == pytest.approx(two, rel=1e-6)
 
 
 @pytest.mark.thorough

@@ -99,3 +99,30 @@ def test_a_loss_that_outputs_do_not_tell_is_refused():
     labels = np.eye(4, dtype="float32")[Y] * 0.3
     with pytest.raises(ValueError, match="a model that is without a metric, whose loss its outputs do not tell"):
         Judge(model, SearchData((X, labels), 0))
+
+
+class OwnAccuracy(keras.metrics.SparseCategoricalAccuracy):
+    """A metric of the user's own, which is one of Keras."""
+
+
+def agreement(labels, outputs):
+    return keras.ops.cast(keras.ops.equal(keras.ops.ravel(labels), keras.ops.argmax(outputs, -1)), "float32")
+
+
+@pytest.mark.short(cases=1)
+@pytest.mark.parametrize(
+    ("metrics", "judged", "notes"),
+    [
+        ([keras.metrics.SparseTopKCategoricalAccuracy(2, name="top")], Metric("top", "max", fraction=True), 0),
+        ([OwnAccuracy(name="right")], Metric("right", "max", fraction=True), 0),
+        # What its name says is not what it is.
+        ([keras.metrics.SparseCategoricalCrossentropy(name="accuracy")], Metric("accuracy", "min"), 0),
+        ([agreement, "accuracy"], Metric("accuracy", "max", fraction=True), 1),
+        ([agreement], Metric("accuracy", "max", fraction=True), 1),
+    ],
+)
+def test_the_metric_is_known_by_its_class_whatever_its_name(metrics, judged, notes):
+    judge = Judge(network(metrics=metrics)[0], SearchData((X, Y), 0))
+    assert judge.metric == judged
+    told = "The drop is that of the accuracy: whether higher or lower values of agreement are better is known only for"
+    assert [note.startswith(told) for note in judge.notes] == [True] * notes

@@ -97,6 +97,20 @@ class OutputMetrics:
         return loss
 
 
+def compiled_metrics(model: Any) -> dict[str, Any]:
+    """Returns the Keras metrics that a model was compiled with, by their names in the results.
+
+    {} before Keras made them, which it does in the first evaluation.
+    """
+    lists = getattr(model._compile_metrics, "_flat_metrics", None) or ()
+    return {
+        f"{each.output_name}_{metric.name}" if each.output_name else metric.name: metric
+        for each in lists
+        if each is not None
+        for metric in each.metrics
+    }
+
+
 class Batches(keras.utils.PyDataset):
     """The batches as Keras reads them, without the parts that the data lack."""
 

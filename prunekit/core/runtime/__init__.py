@@ -17,6 +17,7 @@
 - `snapshot`: named arrays in one file, written atomically
 - `model_function`: a model on a batch, compiled
 - `random_state`: random generators, saved and restored
+- `model_copies`: copies of models, and what layers derive from their weights
 
 Design
 

@@ -193,6 +193,14 @@ class InputProducts:
         self._multiply()
         return self._gram
 
+    def copy(self) -> "InputProducts":
+        """Returns sums of their own for the same product."""
+        # A deep copy would have a layer of its own, which Keras makes by saving and loading it.
+        self._multiply()
+        found = copy.copy(self)
+        found._gram, found.sums, found._waiting = self._gram.copy(), self.sums.copy(), []
+        return found
+
     def observe(self, args: tuple) -> None:
         """Adds the rows of one call of the layer."""
         for rows, weight in sampled_rows(self.product, args):
@@ -316,7 +324,7 @@ class LayerMoments:
         self.same = False
         gram = self.inputs.gram
         if self._wide:
-            self._former, self._mixed = copy.deepcopy(self.inputs), gram.copy()
+            self._former, self._mixed = self.inputs.copy(), gram.copy()
         else:
             self.cross += gram @ self.matrix
 

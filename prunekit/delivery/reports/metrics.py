@@ -9,6 +9,7 @@ from typing import Any
 from prunekit.anatomy.records.keras_metrics import KERAS_METRICS, Direction
 from prunekit.delivery.reports.formatting import MISSING, accuracy, change, is_number, number
 
+_BY_KIND = {one.kind: one for one in KERAS_METRICS.values()}
 _ABBREVIATIONS = ("auc", "f1", "kl", "mae", "mape", "mse", "msle")
 
 
@@ -87,13 +88,20 @@ def keras_metric(name: str, key: str | None = None) -> Metric:
     return Metric(key or name, found.direction, found.fraction)
 
 
-def inferred(key: str) -> Metric:
-    """Returns the metric of a key in the results of `evaluate` of which nothing else is known.
+def inferred(key: str, compiled: Any = None) -> Metric:
+    """Returns the metric of a key in the results of `evaluate`.
 
     "mae" and "loss" are Keras's own names; "left_loss" is the loss of an output, "kl_loss" that of a training step.
+
+    Args:
+        key: The key.
+        compiled: The Keras metric behind it, whose class tells more than a name that a user gave it; None = not known.
     """
-    if key in KERAS_METRICS:
-        return keras_metric(key)
+    kinds = [kind.__name__ for kind in type(compiled).__mro__ if kind.__module__.startswith("keras.")]
+    found = next((_BY_KIND[kind] for kind in kinds if kind in _BY_KIND), None)
+    found = found or KERAS_METRICS.get(getattr(compiled, "name", key))
+    if found is not None:
+        return Metric(key, found.direction, found.fraction)
     return Metric(key, "min" if key == "loss" or key.endswith("_loss") else None)
 
 

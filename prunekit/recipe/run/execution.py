@@ -10,6 +10,7 @@ import keras
 
 from prunekit.anatomy.layers.model_weights import weights_in
 from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.runtime.model_copies import copy_assets
 from prunekit.delivery.reports.rows import StageRow
 from prunekit.recipe.datasets.parts import naming_damaged_file
 from prunekit.recipe.run.preparation import Prepared
@@ -154,6 +155,7 @@ class Execution:
         if state.architecture is not None:
             with self._prepared.replicas.scope():
                 model = rebuilt_model(state.architecture, self._prepared.models)
+                copy_assets(self._prepared.model, model)
             self.workspace.adopt_model(model)
         return self.workspace.model
 

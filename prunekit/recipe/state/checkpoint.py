@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from prunekit.core.runtime import jax_state
+from prunekit.core.runtime.model_copies import finalize_layers
 from prunekit.core.runtime.random_state import restore_random_state
 from prunekit.core.runtime.snapshot import Snapshot, Snapshots, arrays_under, lacking, write_bytes
 from prunekit.delivery.reports.run_report import TEXTS
@@ -162,6 +163,7 @@ class Checkpoints:
             raise RecipeError(f"the checkpoints in {self.folder} are of another model: {START_OVER}.")
         for variable, array in zip(variables, saved.values(), strict=True):
             variable.assign(np.array(array))
+        finalize_layers(model)
         if "replicas" in found.arrays:
             replica_state.restore_own_state(self._replicas.strategy, model, found.arrays["replicas"])
 

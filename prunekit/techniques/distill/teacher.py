@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,8 +10,8 @@ import keras
 from keras import ops
 
 from prunekit.anatomy.layers.model_weights import check_built
-from prunekit.core.runtime import backend, jax_state, patching
-from prunekit.core.runtime.random_state import kept_random_state
+from prunekit.core.runtime import backend, jax_state
+from prunekit.core.runtime.model_copies import copied_model
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.distill.feature_maps import named_layer, recorded
 from prunekit.techniques.distill.output_cache import Row
@@ -28,16 +27,9 @@ def copy_of(model: Any) -> Any:
     Raises:
         ValueError: The model cannot be copied.
     """
-    jax_state.sync_model_state(model)
     try:
-        with kept_random_state(model), backend.variable_scope(model):
-            # Not compiled by Keras, which fails where the loss is a function of the user's.
-            with patching.shadowed(model, "compiled", False):
-                copy = keras.models.clone_model(model)
-            if not copy.built:
-                copy.build_from_config(model.get_build_config())
-            copy.set_weights(model.get_weights())
-            _copy_vocabularies(model, copy)
+        copy = copied_model(model)
+        with backend.variable_scope(model):
             # The loss says whether outputs are logits.
             keras.Model.compile(copy, loss=getattr(model, "loss", None))
     except Exception as error:
@@ -48,15 +40,6 @@ def copy_of(model: Any) -> Any:
             "of its class, called once on a batch, after teacher.set_weights(model.get_weights())."
         ) from error
     return copy
-
-
-def _copy_vocabularies(model: Any, copy: Any) -> None:
-    """Copies what layers learned in `adapt` and do not have as weights, such as the words of a text."""
-    for one, two in zip(model._flatten_layers(), copy._flatten_layers(), strict=False):
-        if one is not model and hasattr(one, "save_assets") and type(one) is type(two):
-            with tempfile.TemporaryDirectory() as folder:
-                one.save_assets(folder)
-                two.load_assets(folder)
 
 
 def check_teacher(teacher: Any, model: Any) -> None:
@@ -76,7 +59,7 @@ def check_teacher(teacher: Any, model: Any) -> None:
     if shared is not None:
         raise ValueError(
             f"A teacher keeps its weights while its student trains. Received: {teacher.name!r}, which shares "
-            f"{shared.path} with the model. Pass a copy: keras.models.clone_model(teacher), with its weights set."
+            f"{shared.path} with the model. Pass a copy, such as what keras.models.load_model returns for a saved file."
         )
     check_shapes(_sizes(teacher), _sizes(model))
 
