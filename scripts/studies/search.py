@@ -51,9 +51,9 @@ searched by the same exact choice, so that it stands at its best setting. "Train
 on the other training images.
 
 "Drop": on the images that no choice has seen; "test": accuracy on the 10,000 test images, used for this alone. "Files":
-made and run by the search; "ranks": rank correlation of their predicted and measured errors. Seconds on two shared
-cores, other programs running. One run each. `scripts/study search` makes this page; runs that are not listed were not
-measured.
+made and run by the search; "ranks": rank correlation of their predicted and measured errors, where none was trained.
+Seconds on two shared cores, other programs running. One run each. `scripts/study search` makes this page; runs that are
+not listed were not measured.
 
 | network (dense, test) | bytes of | techniques | bytes | / best alone | drop | test | files | ranks | seconds |
 |---|---|---|---:|---:|---:|---:|---:|---:|---:|
@@ -187,7 +187,8 @@ def page(results: Results) -> str:
                 f"| {' | '.join((network, way, *times, drop, test))} | {found['files']} | {found['seconds']} |\n"
             )
             continue
-        ranks = "–" if found["ranks"] is None else f"{found['ranks']:.2f}"
+        # Of the trained rows, those of the older reports have the trained files among them.
+        ranks = "–" if found["ranks"] is None or goal.endswith("trained") else f"{found['ranks']:.2f}"
         cells = (network, TITLES[goal], way, f"{found['bytes']:,}", share, drop, test, str(found["files"]), ranks)
         rows.append(f"| {' | '.join(cells)} | {found['seconds']} |\n")
     text = HEAD + "".join(rows) + _wanted(shares, "bytes", 0.8) + _chance(results.values.get(CLOSE, {}))

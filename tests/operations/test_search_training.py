@@ -202,7 +202,7 @@ def test_a_training_for_which_there_is_no_time_is_given_up_at_its_begin(digits):
     assert re.fullmatch(r"A training takes about \d+ h \d\d min, and .* were left: it was given up\.", note)
 
 
-@pytest.mark.thorough
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize(
     ("steps", "seconds", "late"), [(100, 350, True), (100, 450, False), (None, 250, True), (None, 350, False)]
 )
