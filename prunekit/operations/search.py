@@ -119,7 +119,7 @@ def search(  # noqa: PLR0913
             inputs and outputs too.
         techniques: What may be chosen: "shrink" (channels), "factorize" (low rank), "quantize" (fewer than 8 bits),
             "prune" (zeros, in packed files alone); "all", or some of them.
-        training: Up to three choices with a larger error are trained, with their zeros and bits, and with the model as
+        training: Up to five choices with a larger error are trained, with their zeros and bits, and with the model as
             their teacher: {"epochs": 3}, with "data" (labelled examples; else those of `data` that neither choose nor
             judge), "learning_rate" (0.001, falls to 0 by half a cosine) and "batch_size" (32); the loss is the one that
             the model is compiled with. Or a function of a model and of callbacks, which compiles the model and calls

@@ -21,9 +21,10 @@ from prunekit.techniques.factorize.new_model import UnequalOutputsError
 
 # What each profile minimises: a cost.
 MINIMISED = {"small": "bytes", "balanced": "balanced", "fast": "latency"}
-# Most files that are made, and most that are trained; the factor between the errors that are tried; and the ratio of
-# the errors of two files between which no more are made, before and after an answer is known.
-FILES, TRAINED = 9, 3
+# Most files that are made, and most that are trained, and of these most before the examples that judge are asked; the
+# factor between the errors that are tried; and the ratio of the errors of two files between which no more are made,
+# before and after an answer is known.
+FILES, TRAINED, _STEPS = 9, 5, 4
 _FACTOR, _NEAR, _NEAREST = 3.0, 1.2, 1.05
 # First error that is tried, for each unit of the drop.
 _START = 4.0
@@ -153,6 +154,7 @@ class Finder:
         holds = self._along(low, high, min(max(_START * self.question.drop, low), high))
         if self.train is not None:
             self._along(low, high, min((holds or low) * _FACTOR, high), holds, self.train)
+            self._refine_trained(low)
         if any(self._is_liked(one) for one in self.made):
             self._refine(low)
         if self._answer() is None and not self._has_time(trains=False):
@@ -246,7 +248,7 @@ class Finder:
             train: Trains the files.
         """
         fails = None
-        for _ in range(FILES if train is None else TRAINED):
+        for _ in range(FILES if train is None else _STEPS):
             if not self._has_time(trains=train is not None):
                 break
             if self._holds(bound, train):
@@ -286,6 +288,25 @@ class Finder:
             if not self._has_time(trains=False):
                 break
             self._holds(bound, None)
+            if len(self.made) == count:
+                break
+
+    def _refine_trained(self, low: float) -> None:
+        """Trains mixtures between the answer and the next bolder one that held the drop after a training.
+
+        They held it on the examples for the choice alone.
+        """
+        while sum(one.is_trained for one in self.made) < TRAINED:
+            count, answer = len(self.made), self._answer()
+            least = low if answer is None else answer.mixture.error
+            bolder = [
+                one.mixture.error
+                for one in self.made
+                if one.is_trained and self._is_liked(one) and one.mixture.error > least
+            ]
+            if not bolder or min(bolder) < _NEAR * least or not self._has_time(trains=True):
+                break
+            self._holds(max(math.sqrt(min(bolder) * least), min(bolder) / _FACTOR), self.train)
             if len(self.made) == count:
                 break
 

@@ -39,7 +39,7 @@ def test_trained_mixtures_are_smaller_and_hold_the_drop(digits, monkeypatch):
     found = pk.search(model, data, drop=0.03, target="packed", training=training)
     plain = min(one.bytes for one in found.report.points if not one.trained and one.drop <= 0.03)
     points = [one for one in found.report.points if one.trained]
-    assert 1 <= len(points) <= 3 and found.report.drop <= 0.03
+    assert 1 <= len(points) <= 5 and found.report.drop <= 0.03
     assert found.report.bytes <= plain
     # Training gives back what the mixture lost.
     for one in points:
