@@ -153,7 +153,7 @@ def test_a_regression_is_judged_by_its_metric():
     assert report.metric.name == "mae" and report.drop <= 0.05 and report.after <= report.before + 0.05
 
 
-@pytest.mark.short(cases=2)
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -344,6 +344,7 @@ def test_after_the_time_the_best_file_within_bounds_is_made(digits, found, tmp_p
     assert "conv/kernel" in str(with_quantization.notes) and "hidden/kernel" not in str(with_quantization.notes)
 
 
+@pytest.mark.thorough
 def test_a_search_with_time_enough_finds_what_one_without_a_limit_does(digits, found):
     assert pk.search(*digits, drop=0.02, time="1 h").report.bytes == found[0].report.bytes
 

@@ -122,6 +122,7 @@ def test_a_training_that_loses_more_is_not_delivered_and_leaves_the_file_before_
     assert found.model.get_layer("logits").kernel.numpy().any()
 
 
+@pytest.mark.thorough
 def test_zeros_of_a_model_that_was_pruned_before_stay(digits):
     model, (images, labels) = digits
     pruned = keras.models.clone_model(model)
@@ -191,7 +192,7 @@ def test_no_training_begins_after_the_time(digits, tmp_path):
     assert "The time was over before all files were made." in late.report.notes
 
 
-@pytest.mark.short(cases=1)
+@pytest.mark.thorough
 def test_a_training_for_which_there_is_no_time_is_given_up_at_its_begin(digits):
     model, (images, labels) = digits
     training = {"epochs": 100_000, "data": (images[:400], labels[:400])}

@@ -41,8 +41,8 @@ def parts():
 def network():
     keras.utils.set_random_seed(5)
     layers = [keras.layers.Dense(48, activation="relu", name="hidden"), keras.layers.Dense(10, name="logits")]
-    # Files have the name of the model.
-    return keras.Sequential([keras.Input((64,)), *layers], name="network")
+    # Files have the names of the model and its input.
+    return keras.Sequential([keras.Input((64,), name="pixels"), *layers], name="network")
 
 
 def images_network():

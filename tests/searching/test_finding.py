@@ -45,6 +45,7 @@ def test_mixtures_between_the_answer_and_one_that_the_choice_alone_liked_are_tra
     assert sum(one.is_trained for one in search.made) <= TRAINED
 
 
+@pytest.mark.thorough
 def test_where_training_helps_nothing_the_file_before_is_the_answer():
     search = finder((20, 20))
     found = search.found()
