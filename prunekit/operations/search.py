@@ -105,8 +105,7 @@ def search(  # noqa: PLR0913
             was not trained on. Inputs alone: the drop is one of agreement with the model.
         drop: By how much the metric may become worse, in its own unit: 0.005 = half a point of accuracy. The metric is
             the first metric of Keras that the model is compiled with, else the accuracy for labels that are classes,
-            else the loss.
-            None: the least drop within the other bounds.
+            else the loss. None: the least drop within the other bounds.
         bytes: Most bytes of the file, such as "200kB".
         latency: Most time of a call on this machine, one thread: "2ms", or a share of that of the model's float32
             LiteRT file: 0.5.

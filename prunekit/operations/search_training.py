@@ -214,34 +214,40 @@ class _TrainingPace(keras.callbacks.Callback):
         super().__init__()
         self._limit, self._progress = limit, progress
         self.late: OutOfTime | None = None
-        self._first, self._done, self._is_known = 0.0, 0, False
+        # Time and number of steps at the end of the first call, which compiles; steps that are done, and of them those
+        # of the epochs before.
+        self._first, self._at_first, self._done, self._before, self._is_known = 0.0, 0, 0, 0, False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begins to count."""
-        self._done, self._is_known = 0, False
+        self._at_first, self._done, self._before, self._is_known = 0, 0, 0, False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Estimates the time from the steps after the first one, which compiles."""
+        """Estimates the time where the number of steps is known."""
         now, steps = time.monotonic(), self.params.get("steps")
+        # With `steps_per_execution`, a call makes several steps; `batch` is the last one.
+        done = self._before + batch + 1
         if not self._done:
-            self._first = now
-        elif steps and not self._is_known and now - self._first >= _KNOWN:
-            self._estimate((now - self._first) / self._done, steps * self.params["epochs"], self._done + 1)
-        self._done += 1
+            self._first, self._at_first = now, done
+        self._done = done
+        if steps and now - self._first >= _KNOWN:
+            self._estimate(steps * self.params["epochs"])
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Reports the epoch, whose number of steps is known now."""
         epochs = self.params["epochs"]
-        if not self._is_known and self._done > 1:
-            pace = (time.monotonic() - self._first) / (self._done - 1)
-            self._estimate(pace, epochs * self._done // (epoch + 1), self._done)
+        self._before = self._done
+        self._estimate(epochs * self._done // (epoch + 1))
         if self._progress is not None and self.late is None:
             self._progress(epoch + 1, epochs, f"trained epoch {epoch + 1}")
 
-    def _estimate(self, pace: float, steps: int, done: int) -> None:
-        """Ends the training if the steps that are left take too long."""
+    def _estimate(self, steps: int) -> None:
+        """Ends the training, once at most, if the steps that are left take too long."""
+        if self._is_known or self._done == self._at_first:
+            return
         self._is_known = True
-        if pace * (steps - done) > self._limit.left:
+        pace = (time.monotonic() - self._first) / (self._done - self._at_first)
+        if pace * (steps - self._done) > self._limit.left:
             whole = pace * steps
             left = duration(self._limit.left)
             told = f"A training takes about {duration(whole)}, and {left} were left: it was given up."

@@ -181,7 +181,7 @@ class SearchReport(Displayed):
 
     @property
     def rank_correlation(self) -> float | None:
-        """Spearman's correlation of predicted and measured errors of files without training; None for less than three.
+        """Spearman's correlation of predicted and measured errors of files without training; None for fewer than three.
 
         What a training gives back is not predicted.
         """

@@ -205,9 +205,17 @@ def test_a_training_for_which_there_is_no_time_is_given_up_at_its_begin(digits):
 
 @pytest.mark.short(cases=1)
 @pytest.mark.parametrize(
-    ("steps", "seconds", "late"), [(100, 350, True), (100, 450, False), (None, 250, True), (None, 350, False)]
+    ("steps", "at_once", "seconds", "late"),
+    [
+        (100, 1, 350, True),
+        (100, 1, 450, False),
+        (None, 1, 250, True),
+        (None, 1, 350, False),
+        (100, 10, 350, True),
+        (100, 10, 450, False),
+    ],
 )
-def test_the_time_of_a_training_is_known_from_its_first_steps(steps, seconds, late, monkeypatch):
+def test_the_time_of_a_training_is_known_from_its_first_steps(steps, at_once, seconds, late, monkeypatch):
     clock, told = SimpleNamespace(now=0.0), []
     monkeypatch.setattr(search_training, "time", SimpleNamespace(monotonic=lambda: clock.now))
     pace = search_training._TrainingPace(SimpleNamespace(left=seconds), lambda *one: told.append(one))
@@ -215,16 +223,17 @@ def test_the_time_of_a_training_is_known_from_its_first_steps(steps, seconds, la
     pace.set_model(SimpleNamespace(stop_training=False))
     pace.on_train_begin()
     for epoch in range(4):
-        for batch in range(100):
-            # The first step compiles.
-            clock.now += 1.0 if epoch or batch else 60.0
+        # Keras tells the last one of the steps that it makes at once.
+        for batch in range(at_once - 1, 100, at_once):
+            # The first call compiles.
+            clock.now += at_once if epoch or batch >= at_once else 60.0
             pace.on_train_batch_end(batch)
             if pace.model.stop_training:
                 break
         pace.on_epoch_end(epoch)
         if pace.model.stop_training:
             break
-    # Of 400 steps, one second each, 3 are done where their number is known, else those of an epoch.
+    # Of 400 steps, one second each, few are done where their number is known, else those of an epoch.
     assert (pace.late is not None) is late
     if late:
         assert pace.late.seconds == pytest.approx(400) and told == []
