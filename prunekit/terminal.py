@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from prunekit.core.runtime.hidden_output import STDERR, hidden_output
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -42,21 +44,8 @@ def load_keras_quietly() -> None:
     if asked or "keras" in sys.modules:
         return
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    sys.stderr.flush()
-    try:
-        saved = os.dup(2)
-    except OSError:
-        # Standard error is closed, so no message can appear.
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
+    with hidden_output(STDERR):
         importlib.import_module("keras")
-    finally:
-        sys.stderr.flush()
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(nowhere)
 
 
 @contextlib.contextmanager

@@ -45,6 +45,11 @@ Files, not predictions, are compared with the drop that was asked for. The bound
 holds the drop on examples for the choice; the smallest of these files that holds it on examples that no choice has seen
 is delivered. Bolder mixtures are trained, if wanted, from the file that was made: on its grids, with its zeros.
 
+At an equal error, predicted or measured, files lose up to a point more or less of the metric, alike on the examples
+that choose and on those that judge: it is a property of the file, not of the examples. The divergence of the outputs
+does not tell them apart, and factors for the techniques differ by layer. What helps is to make more files, unlike each
+other: those of fewer techniques.
+
 The table is not measured again from the solution: the fit of the layers behind, without which errors say nothing, would
 undo the rounding and the zeros that the solution has there. Scaling the errors of each technique to what files had
 chooses no smaller files (tried on packed networks for MNIST, where zeros cost more than their sum), and goes wrong

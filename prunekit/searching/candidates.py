@@ -55,6 +55,16 @@ class Level:
     rate: float = 0.0
     structure: Structure | None = None
 
+    @property
+    def techniques(self) -> frozenset[str]:
+        """The techniques that make it, names of `pk.search`."""
+        used = {
+            "factorize": self.structure is not None,
+            "quantize": (self.bits, self.rate) != (8, 0.0),
+            "prune": self.sparsity > 0,
+        }
+        return frozenset(name for name, is_used in used.items() if is_used)
+
 
 @dataclass(frozen=True, eq=False)
 class Candidate:

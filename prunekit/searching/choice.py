@@ -1,6 +1,6 @@
 """Chooses one level for each of several variables: least of one cost, within bounds of others; exact.
 
-NumPy and SciPy only. A cost is a sum of terms, each a table over the levels of one or more variables: the bytes of a
+A cost is a sum of terms, each a table over the levels of one or more variables: the bytes of a
 kernel are a table over its bits, the kept share of its inputs and the kept share of its outputs.
 
 Source: Adams & Sherali 1986 (products of binary variables as linear constraints; here one unknown for each entry of a
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from prunekit.core.runtime.hidden_output import STDOUT, hidden_output
 
 # Relative gap at which a choice counts as the best, and the seconds after which the best found so far is taken.
 _GAP, _SECONDS = 1e-4, 60.0
@@ -196,7 +198,9 @@ class _Program:
             goal = np.append(np.zeros(self.unknowns), 1.0)
             binary, most = np.append(binary, 0), np.append(most, np.inf)
         options = {"mip_rel_gap": _GAP, "time_limit": seconds}
-        found = milp(goal, integrality=binary, bounds=Bounds(0, most), constraints=constraints, options=options)
+        # HiGHS 1.12 prints a line of its own, asked for or not: https://github.com/ERGO-Code/HiGHS/issues/2783
+        with hidden_output(STDOUT):
+            found = milp(goal, integrality=binary, bounds=Bounds(0, most), constraints=constraints, options=options)
         if found.x is None:
             if found.status == 1:
                 raise TimeoutError(f"No choice was found in {seconds:g} seconds.")

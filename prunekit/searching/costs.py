@@ -338,12 +338,6 @@ class Costs:
 
 def _restricted(table: Table, techniques: Sequence[str]) -> Table:
     """Returns the rows of some techniques."""
-    weights = [
-        row
-        for row in table.weights
-        if ("prune" in techniques or not row.sparsity)
-        and ("factorize" in techniques or not row.form)
-        and ("quantize" in techniques or (row.bits, row.rate) == (8, 0.0))
-    ]
+    weights = [row for row in table.weights if row.level.techniques <= set(techniques)]
     removals = [row for row in table.removals if "shrink" in techniques or row.kept == row.channels]
     return replace(table, weights=tuple(weights), removals=tuple(removals))

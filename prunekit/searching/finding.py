@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +26,12 @@ MINIMISED = {"small": "bytes", "balanced": "balanced", "fast": "latency"}
 # factor between the errors that are tried; and the ratio of the errors of two files between which no more are made,
 # before and after an answer is known.
 FILES, TRAINED, _STEPS = 9, 5, 4
+# Most files of fewer techniques that are made, and most that are trained; by what shares they are to be smaller than
+# the answer; and how many times its error they may have.
+FEWER, FEWER_TRAINED = 6, 4
+_SMALLER, _SMALLER_TRAINED, _FAR = (0.04, 0.08), (0.08,), 4.0
+# Mixtures whose errors differ by a smaller share are taken as the same.
+_SAME = 0.02
 _FACTOR, _NEAR, _NEAREST = 3.0, 1.2, 1.05
 # First error that is tried, for each unit of the drop.
 _START = 4.0
@@ -32,6 +39,8 @@ _START = 4.0
 _UNUSED = 0.03
 # Least and most seconds of a file for each second that is counted.
 _SCALES = (0.5, 2.0)
+# What a file fails with that cannot be made.
+_FAILURES = (IntegerExportError, UnequalOutputsError, ScriptFailed, TimeoutError, FloatingPointError)
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,7 @@ class Finder:
             nothing.
         progress: Told of each file: (done, total, text).
         limit: No file is begun for which there is no time, unless none answers the question.
+        fewer: The costs of the mixtures of some of the techniques.
 
     Attributes:
         made: All files that were made.
@@ -133,6 +143,7 @@ class Finder:
     train: Callable[[Made], Made] | None
     progress: Progress
     limit: TimeLimit = NO_LIMIT
+    fewer: Sequence[Costs] = ()
     made: list[Made] = field(default_factory=list, init=False)
     notes: list[str] = field(default_factory=list, init=False)
     _unmet: Mapping[str, float] = field(default_factory=dict, init=False)
@@ -155,8 +166,12 @@ class Finder:
         if self.train is not None:
             self._along(low, high, min((holds or low) * _FACTOR, high), holds, self.train)
             self._refine_trained(low)
+            self._among_fewer(_SMALLER_TRAINED, FEWER_TRAINED, self.train)
         if any(self._is_liked(one) for one in self.made):
             self._refine(low)
+        answer = self._answer()
+        if answer is not None and not answer.is_trained:
+            self._among_fewer(_SMALLER, FEWER)
         if self._answer() is None and not self._has_time(trains=False):
             # After the limit, the file of least error is made if none holds the drop.
             self._holds(low, None)
@@ -314,11 +329,63 @@ class Finder:
         """Returns True if the file of least cost within an error holds the drop on the examples for the choice."""
         try:
             one = self._within(error, train)
-        except (IntegerExportError, UnequalOutputsError, ScriptFailed, TimeoutError, FloatingPointError) as failure:
+        except _FAILURES as failure:
             self.notes.append(f"A file was not made: {failure}")
             return False
         # Without a file, more error is allowed, until others of the bounds can be met.
         return one is None or one.drops[0] <= (self.question.drop or 0.0)
+
+    # ---- fewer techniques --------------------------------------------------------------------------------------------
+
+    def _among_fewer(self, shares: Sequence[float], most: int, train: Callable[[Made], Made] | None = None) -> None:
+        """Makes files of fewer techniques that are smaller than the answer, by shares of it.
+
+        Files of equal error lose more or less of the metric, and the sum of the errors does not tell which.
+        """
+        begun = self._count(train)
+        for share in shares:
+            for costs in self._kinds(share):
+                less = share
+                while self._count(train) - begun < most and self._has_time(trains=train is not None):
+                    answer = self._answer()
+                    mixture = None if answer is None else self._below(costs, answer.mixture, less)
+                    if mixture is None:
+                        break
+                    try:
+                        self._file(mixture, train)
+                    except _FAILURES as failure:
+                        self.notes.append(f"A file was not made: {failure}")
+                    if self._answer() is answer:
+                        break
+                    less *= 2
+
+    def _count(self, train: Callable[[Made], Made] | None) -> int:
+        """Returns how many files were trained, or were not."""
+        return sum(one.is_trained is (train is not None) for one in self.made)
+
+    def _kinds(self, less: float) -> list[Costs]:
+        """Returns the costs of fewer techniques whose mixtures differ, those of the least error first."""
+        answer = self._answer()
+        found: list[tuple[float, Costs]] = []
+        # The first one has all techniques, and was tried.
+        for costs in (self.costs, *self.fewer):
+            mixture = None if answer is None else self._below(costs, answer.mixture, less)
+            if mixture is not None and all(abs(mixture.error - error) > _SAME * error for error, _ in found):
+                found.append((mixture.error, costs))
+        return [costs for _, costs in sorted(found, key=lambda one: one[0]) if costs is not self.costs]
+
+    def _below(self, costs: Costs, mixture: Mixture, less: float) -> Mixture | None:
+        """Returns the mixture of least error that is smaller by a share; None if its error is far from the other's."""
+        name = MINIMISED[self.question.profile]
+        minimised = self.costs.whole if name == "balanced" else (name,)
+        bounds = self._counted(self.question.costs)
+        for cost in minimised:
+            bounds[cost] = min((1 - less) * mixture.costs[cost], bounds.get(cost, math.inf))
+        try:
+            found = costs.least("error", bounds)
+        except (Unreachable, TimeoutError):
+            return None
+        return found if found.error <= _FAR * mixture.error else None
 
     def _within(self, error: float, train: Callable[[Made], Made] | None) -> Made | None:
         """Returns the file of least cost within an error and the bounds of the question; None if there is none."""
@@ -406,6 +473,7 @@ class Finder:
             if not one.meets(bounds):
                 nearer = {name: min(most, 0.98 * counted.get(name, most)) for name, most in nearer.items()}
             counted = nearer
+        self._fewer_within(counted)
         if self._answer() is None:
             # The least of what the bounds are about.
             known = [name for name in bounds if name in self.costs.counted] or ["bytes"]
@@ -420,6 +488,18 @@ class Finder:
         if self.train is not None and self._has_time(trains=True):
             self._file(best.mixture, self.train)
         return self._answer() or best
+
+    def _fewer_within(self, counted: Mapping[str, float]) -> None:
+        """Makes files of fewer techniques within counted bounds."""
+        begun = self._count(None)
+        for costs in self.fewer:
+            best = self._answer()
+            if best is None or self._count(None) - begun == FEWER or not self._has_time(trains=False):
+                break
+            with contextlib.suppress(Unreachable, *_FAILURES):
+                mixture = costs.least("error", counted)
+                if mixture.error <= _FAR * best.mixture.error:
+                    self._file(mixture)
 
 
 def _told(cost: str, value: float, word: str = "") -> str:

@@ -30,6 +30,7 @@ class SearchPoint(Record):
         seconds: Seconds of a call on this machine; None if they were not measured.
         counted_seconds: The sum of those of its layers, each as a file of its own.
         arena: Bytes of memory for its activations; None if they were not measured.
+        techniques: What was done with the model.
     """
 
     predicted_error: float
@@ -42,6 +43,7 @@ class SearchPoint(Record):
     seconds: float | None = None
     counted_seconds: float | None = None
     arena: int | None = None
+    techniques: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -246,6 +248,7 @@ class SearchReport(Displayed):
             Column("Drop", "number"),
             Column("Predicted error", "number", keep=5, digits=3),
             Column("Measured error", "number", keep=5, digits=3),
+            Column("Techniques", "label", keep=4),
         )
         timed = any(one.seconds is not None for one in self.points)
         if timed:
@@ -260,6 +263,7 @@ class SearchReport(Displayed):
                 one.drop,
                 one.predicted_error,
                 one.error,
+                ", ".join(one.techniques),
                 *((one.seconds, one.counted_seconds) if timed else ()),
                 *((one.arena,) if planned else ()),
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -209,11 +210,22 @@ class SearchRun:
             ValueError: No file answers it.
         """
         trained = None if train is None else lambda made: self._trained(made, train)
-        finder = Finder(question, self._costs, self._file, trained, self._progress, self._limit)
+        fewer = [self._costs_of(some) for some in self._subsets()]
+        finder = Finder(question, self._costs, self._file, trained, self._progress, self._limit, fewer)
         made = finder.found()
         if made.built is None:
             raise ValueError("The file that answers has its model.")
         return made.built, self._report(made, made.built, finder)
+
+    @property
+    def _used(self) -> tuple[str, ...]:
+        """The techniques that may be chosen, and make files of the target smaller."""
+        return tuple(name for name in TECHNIQUES if name in self._techniques and (name != "prune" or self._form.packed))
+
+    def _subsets(self) -> list[tuple[str, ...]]:
+        """Returns some of the techniques, the most first."""
+        counts = range(len(self._used) - 1, 0, -1)
+        return [some for count in counts for some in itertools.combinations(self._used, count)]
 
     def _file(self, mixture: Mixture) -> Made:
         data = self._data
@@ -262,6 +274,7 @@ class SearchRun:
                 arena=one.arena,
                 seconds=one.seconds,
                 counted_seconds=one.mixture.costs.get("latency"),
+                techniques=self._techniques_of(one.mixture),
             )
             for one in sorted(finder.made, key=lambda one: one.bytes)
         ]
@@ -292,17 +305,24 @@ class SearchRun:
             alone=self._alone(made, question),
         )
 
+    def _techniques_of(self, mixture: Mixture) -> tuple[str, ...]:
+        """Returns the techniques that change something in a mixture."""
+        used = set().union(*(level.techniques for level in mixture.levels.values()))
+        if any(count < self._subject.orders[name].total for name, count in mixture.kept.items()):
+            used.add("shrink")
+        return tuple(name for name in TECHNIQUES if name in used)
+
     def _alone(self, made: Made, question: Question) -> tuple[TechniqueAlone, ...]:
         """Returns what each technique alone would have at the error that is predicted of a file."""
         mixture = made.mixture
         besides = made.bytes - mixture.costs["bytes"]
-        used = [name for name in TECHNIQUES if name in self._techniques and (name != "prune" or self._form.packed)]
+        used = self._used
         if len(used) < 2 or not self._limit.left:
             return ()
         only_time = question.drop is None and set(question.costs) == {"latency"}
         goal = "latency" if only_time else MINIMISED[question.profile]
         found = []
-        for together in [*((name,) for name in used), tuple(used)]:
+        for together in [*((name,) for name in used), used]:
             costs = self._costs_of(together)
             try:
                 one = costs.least(goal, {"error": max(mixture.error, costs.errors[0]) * (1 + 1e-6)})

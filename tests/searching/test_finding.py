@@ -3,21 +3,23 @@
 import pytest
 
 from prunekit.searching.costs import Mixture
-from prunekit.searching.finding import TRAINED, Finder, Made, Question
+from prunekit.searching.finding import FEWER, FEWER_TRAINED, TRAINED, Finder, Made, Question
 from prunekit.searching.time_limit import OutOfTime
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.short(cases=1)]
 
 
 class Costs:
-    """Mixtures of every error: the larger it is, the smaller is the file."""
+    """Mixtures of every error: the larger it is, the smaller is the file, by the techniques."""
 
     errors, counted, whole = (0.001, 1.0), ("bytes",), {"bytes": 1.0}
 
+    def __init__(self, size=100.0):
+        self.size = size
+
     def least(self, goal, bounds):
-        return Mixture(
-            {}, {"group": round(1e9 * bounds["error"])}, bounds["error"], {"bytes": 100 / bounds["error"]}, 0
-        )
+        error = bounds["error"] if goal == "bytes" else self.size / bounds["bytes"]
+        return Mixture({}, {str(self.size): round(1e9 * error)}, error, {"bytes": self.size / error}, 0)
 
 
 def made(mixture, factors, *, is_trained=False):
@@ -45,6 +47,50 @@ def test_mixtures_between_the_answer_and_one_that_the_choice_alone_liked_are_tra
     assert sum(one.is_trained for one in search.made) <= TRAINED
 
 
+# Size of the files of some techniques -> drop for each unit of the error: 500 are far too large.
+FACTORS = {"100.0": 10, "120.0": 3, "130.0": 9, "500.0": 0.1}
+
+
+def of_some_techniques(mixture, *, is_trained=False):
+    factor = FACTORS[next(iter(mixture.kept))] / (5 if is_trained else 1)
+    return made(mixture, (factor, factor), is_trained=is_trained)
+
+
+def techniques_of(one):
+    return float(next(iter(one.mixture.kept)))
+
+
+def with_fewer(train=None, question=None):
+    fewer = [Costs(float(size)) for size in FACTORS][1:]
+    search = Finder(question or Question(drop=0.05), Costs(), of_some_techniques, train, lambda *told: None)
+    search.fewer = fewer
+    return search
+
+
+def test_fewer_techniques_are_the_answer_where_they_lose_less_at_the_same_size():
+    search = with_fewer()
+    found = search.found()
+    # All techniques have 20,000 bytes, 120 at most 7,200.
+    assert techniques_of(found) == 120 and 7200 <= found.bytes < 10500
+    sizes = [techniques_of(one) for one in search.made]
+    assert len([one for one in sizes if one > 100]) <= FEWER and 500 not in sizes
+
+
+@pytest.mark.thorough
+def test_fewer_techniques_are_trained_too():
+    search = with_fewer(lambda before: of_some_techniques(before.mixture, is_trained=True))
+    found = search.found()
+    assert found.is_trained and techniques_of(found) == 120
+    trained = [techniques_of(one) for one in search.made if one.is_trained]
+    assert len([one for one in trained if one > 100]) <= FEWER_TRAINED and len(trained) <= TRAINED + FEWER_TRAINED
+
+
+@pytest.mark.thorough
+def test_within_bytes_the_techniques_that_lose_least_are_the_answer():
+    found = with_fewer(question=Question(bytes=20000)).found()
+    assert techniques_of(found) == 120 and found.bytes <= 20000
+
+
 @pytest.mark.thorough
 def test_where_training_helps_nothing_the_file_before_is_the_answer():
     search = finder((20, 20))
@@ -53,6 +99,7 @@ def test_where_training_helps_nothing_the_file_before_is_the_answer():
     assert 0 < sum(one.is_trained for one in search.made) <= 4
 
 
+@pytest.mark.thorough
 def test_after_a_training_that_would_take_too_long_none_is_begun():
     search, begun = finder((2, 2)), []
     search.train = lambda before: begun.append(before) or (_ for _ in ()).throw(OutOfTime("It takes an hour.", 1e9))

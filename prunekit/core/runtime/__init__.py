@@ -11,6 +11,7 @@
 - `optimizers`: the optimizers of a model, nested ones included
 - `ray_tasks`: calls of a function on a Ray cluster
 - `environment`: devices, precision, versions
+- `hidden_output`: hides what C++ code prints
 - `jax_state`: steps that are pure functions of their state
 - `losses`: losses per batch and per example
 - `differentiation`: gradients and Hessian products on every backend

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +16,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.layers.model_weights import quantized_by_keras
+from prunekit.core.runtime.hidden_output import STDERR, hidden_output
 
 # Most layers that a refusal names.
 _LISTED = 5
@@ -222,21 +221,11 @@ def _shorten(message: str, limit: int = 300) -> str:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Hides the converter's log lines on the terminal; Python exceptions pass through.
-
-    The C++ code writes directly to file descriptor 2, so the descriptor is redirected for the duration of one
-    conversion.
-    """
+    """Hides the converter's log lines on the terminal."""
     loggers = [logging.getLogger(name) for name in ("absl", "tensorflow")]
     levels = [logger.level for logger in loggers]
-    with tempfile.TemporaryFile() as sink, warnings.catch_warnings():
+    with hidden_output(STDERR), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with contextlib.suppress(AttributeError, ValueError):
-            sys.stderr.flush()
-        saved = None
-        with contextlib.suppress(OSError):  # the program has no standard error stream
-            saved = os.dup(2)
-            os.dup2(sink.fileno(), 2)
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         try:
@@ -244,6 +233,3 @@ def _silence() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
-            if saved is not None:
-                os.dup2(saved, 2)
-                os.close(saved)
