@@ -96,8 +96,8 @@ def search(  # noqa: PLR0913
     Each layer's rank, bits and zeros, and the channels that are kept, are chosen together. Every level is measured by
     itself on examples, with the layers behind it repaired; an exact program chooses one for each; the file of the
     choice is made, run, and measured on other examples, and the choice is made again, stricter or bolder, for up to
-    nine bounds of the error, then for some of the techniques. The file that is returned held the drop on examples that no choice has seen. The model is
-    not changed.
+    nine bounds of the error, then up to six times for some of the techniques. The file that is returned held the drop
+    on examples that no choice has seen. The model is not changed.
 
     Args:
         model: A built Sequential or functional Keras model.
@@ -118,11 +118,11 @@ def search(  # noqa: PLR0913
             inputs and outputs too.
         techniques: What may be chosen: "shrink" (channels), "factorize" (low rank), "quantize" (fewer than 8 bits),
             "prune" (zeros, in packed files alone); "all", or some of them.
-        training: Up to five choices with a larger error, and four of fewer techniques, are trained, with their zeros and bits, and with the model as
-            their teacher: {"epochs": 3}, with "data" (labelled examples; else those of `data` that neither choose nor
-            judge), "learning_rate" (0.001, falls to 0 by half a cosine) and "batch_size" (32); the loss is the one that
-            the model is compiled with. Or a function of a model and of callbacks, which compiles the model and calls
-            its `fit` with them. None trains nothing.
+        training: Up to five choices with a larger error, and four of fewer techniques, are trained, with their zeros
+            and bits, and with the model as their teacher: {"epochs": 3}, with "data" (labelled examples; else those of
+            `data` that neither choose nor judge), "learning_rate" (0.001, falls to 0 by half a cosine) and "batch_size"
+            (32); the loss is the one that the model is compiled with. Or a function of a model and of callbacks, which
+            compiles the model and calls its `fit` with them. None trains nothing.
         output: Folder for model.keras, model.tflite, model.pack, the report (search.json, search.png) and the table of
             all levels (scan-TARGET.json). A search that was interrupted there is continued, with the trainings that had
             ended (those of a function are made again), and another question on the same model and data begins with the
