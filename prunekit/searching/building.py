@@ -48,6 +48,8 @@ class FileForm:
     full_integer: bool = False
 
 
+# Examples of a batch to which layers are fitted; large ones are faster where a layer has thousands of inputs.
+_BATCH = 128
 # What is written, by target.
 FORMS = {
     "litert": FileForm(),
@@ -102,18 +104,19 @@ def build(
     Raises:
         IntegerExportError: The file does not compute what its simulation does.
     """
+    batches = batched(inputs, _BATCH)
     kept = {name: count for name, count in mixture.kept.items() if count < subject.orders[name].total}
     options = ShrinkOptions(criterion=CRITERION, repair="weights")
     if kept:
-        model = remove_channels(subject.model, KeptChannels(kept), options, batched(inputs), memory=memory).model
+        model = remove_channels(subject.model, KeptChannels(kept), options, batches, memory=memory).model
     else:
         model = copied_model(subject.model)
-    model, arrays = _with_low_rank(model, mixture, inputs, memory)
+    model, arrays = _with_low_rank(model, mixture, batches, memory)
     levels = levels_of(mixture, arrays)
-    _prune(subject, model, levels, inputs, memory)
+    _prune(subject, model, levels, batches, memory)
     rounding = replace(subject.preparation.options, bits=bits_of(levels), method="gptq")
     rates = {name: level.rate for name, level in levels.items()}
-    state = quantize_model(model, rounding, batched(inputs), memory=memory, rates=rates)
+    state = quantize_model(model, rounding, batches, memory=memory, rates=rates)
     return written(state, arrays, samples, form)
 
 
@@ -146,13 +149,15 @@ def written(state: QuantizationState, arrays: Mapping[str, tuple[str, ...]], sam
     return Built(state, arrays, file, encode(litert_pieces(file), file, LITERT).data if form.packed else b"", outputs)
 
 
-def _with_low_rank(model: Any, mixture: Mixture, inputs: Any, memory: float) -> tuple[Any, dict[str, tuple[str, ...]]]:
+def _with_low_rank(
+    model: Any, mixture: Mixture, batches: Sequence[Any], memory: float
+) -> tuple[Any, dict[str, tuple[str, ...]]]:
     """Returns a model with the low ranks of a mixture, and the names of its arrays; see `Built.arrays`."""
     structures = {name: one.structure for name, one in mixture.levels.items() if one.structure is not None}
     layers: dict[str, tuple[str, ...]] = {}
     new: dict[str, str] = {}
     if structures:
-        model, layers = with_structures(model, structures, batched(inputs), memory=memory)
+        model, layers = with_structures(model, structures, batches, memory=memory)
         new = {target.layer.name: target.name for target in weights_of(model)}
     return model, {name: (*(new[layer] for layer in layers.get(name, ())), name) for name in mixture.levels}
 
@@ -162,13 +167,15 @@ def weights_of(model: Any) -> list[Target]:
     return find_targets(model, also=("depthwise_kernel", "embedding"))[0]
 
 
-def _prune(subject: SearchedModel, model: Any, levels: Mapping[str, Level], inputs: Any, memory: float) -> None:
+def _prune(
+    subject: SearchedModel, model: Any, levels: Mapping[str, Level], batches: Sequence[Any], memory: float
+) -> None:
     """Sets the least important weights to zero and fits the others."""
     if not any(level.sparsity for level in levels.values()):
         return
     targets = [target for target in weights_of(model) if target.name in levels]
     sparse = [Level(levels[target.name].sparsity) for target in targets]
     work = LayerwiseRepair(model, targets, LevelSolver(targets, sparse, subject.grid_of), memory=memory)
-    work.run(batched(inputs))
+    work.run(batches)
     for variable, value in work.values:
         variable.assign(value)

@@ -29,7 +29,7 @@ FILES, TRAINED, _STEPS = 9, 5, 4
 # Most files of fewer techniques that are made, and most that are trained; by what shares they are to be smaller than
 # the answer; and how many times its error they may have.
 FEWER, FEWER_TRAINED = 6, 4
-_SMALLER, _SMALLER_TRAINED, _FAR = (0.04, 0.08), (0.08,), 4.0
+_SMALLER, _SMALLER_TRAINED, _FAR = (0.04, 0.08), (0.08,), 2.5
 # Mixtures whose errors differ by a smaller share are taken as the same.
 _SAME = 0.02
 _FACTOR, _NEAR, _NEAREST = 3.0, 1.2, 1.05

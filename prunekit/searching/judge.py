@@ -20,6 +20,9 @@ from prunekit.sparsity.array_ops import array_of
 # chosen one is judged; and the least number of all.
 FITTED, MEASURED, CHOOSING, JUDGING = 256, 256, 4096, 4096
 LEAST = 128
+# Most examples to which the layers of files are fitted: those above, and more where so many are left to choose and to
+# judge by.
+CALIBRATION, _LEFT = 1024, 2048
 # What is measured without labels.
 AGREEMENT, OUTPUT_ERROR = "agreement", "output_error"
 # Examples that are read, of which these are drawn.
@@ -41,6 +44,7 @@ class SearchData:
     Attributes:
         fitted: Inputs to which layers are fitted.
         measured: Inputs on which outputs are compared.
+        calibration: Inputs to which the layers of files are fitted: those of both parts before, and others.
         held_out: Inputs of both remaining parts, those for the choice first.
         labels: Labels of these, or None.
         choosing: Number of examples for the choice.
@@ -60,12 +64,15 @@ class SearchData:
         quarter, order = count // 4, np.random.default_rng(seed).permutation(count)
         fitted, measured = min(FITTED, quarter), min(MEASURED, quarter)
         rest = order[fitted + measured :]
+        more = max(0, min(CALIBRATION - fitted - measured, len(rest) - 2 * _LEFT))
+        self.calibration = _rows(inputs, order[: fitted + measured + more])
+        rest = rest[more:]
         self.choosing = min(CHOOSING, len(rest) // 2)
         self.fitted = _rows(inputs, np.sort(order[:fitted]))
         self.measured = _rows(inputs, np.sort(order[fitted : fitted + measured]))
         last = self.choosing + min(JUDGING, len(rest) - self.choosing)
         others = np.arange(count, len(keras.tree.flatten(inputs)[0]))
-        taught = np.concatenate([order[: fitted + measured], rest[last:], others]) if everything else order[:0]
+        taught = np.concatenate([order[: fitted + measured + more], rest[last:], others]) if everything else order[:0]
         self.trained = _rows(inputs, taught), None if labels is None else _rows(labels, taught)
         rest = rest[:last]
         self.held_out = _rows(inputs, rest)
@@ -101,6 +108,11 @@ def batched(inputs: Any, size: int = _BATCH) -> list[Any]:
     """Returns inputs in batches."""
     count = len(keras.tree.flatten(inputs)[0])
     return [_rows(inputs, slice(start, start + size)) for start in range(0, count, size)]
+
+
+def first_rows(inputs: Any, count: int) -> Any:
+    """Returns the first of some inputs."""
+    return _rows(inputs, slice(count))
 
 
 def _rows(structure: Any, at: np.ndarray | slice) -> Any:

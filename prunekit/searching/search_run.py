@@ -28,7 +28,7 @@ from prunekit.searching.candidates import Level
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
 from prunekit.searching.finding import MINIMISED, Finder, Made, Question
-from prunekit.searching.judge import Judge, SearchData
+from prunekit.searching.judge import Judge, SearchData, first_rows
 from prunekit.searching.latencies import FileClock, by_weight, layer_latencies
 from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport, TechniqueAlone
 from prunekit.searching.searched_model import EIGHT_BITS, SearchedModel
@@ -47,6 +47,8 @@ TABLES = {target: f"scan-{target}.json" for target in get_args(SearchTarget)}
 _TABLE = 0.5
 # Names in a note.
 _NAMED = 8
+# Examples to which the layers of files are fitted, for each input of a layer that computes one position of an example.
+_EXAMPLES = 4
 # Trains a model on integers, in place: (model, option `bits`, weights whose zeros stay, what tells the mixture from
 # others) -> the quantized model.
 Train = Callable[[Any, Any, Sequence[str], str], QuantizationState]
@@ -86,6 +88,8 @@ class SearchRun:
         self._target, self._form = target, FORMS[target]
         self._options = replace(EIGHT_BITS, full_integer=self._form.full_integer)
         self._subject = SearchedModel(model, data.fitted, self._options)
+        wanted = max(math.ceil(_EXAMPLES * self._subject.inputs_per_position), _count(data.fitted))
+        self._calibration = first_rows(data.calibration, wanted)
         self._judge = Judge(model, data, metric)
         self._notes += self._judge.notes
         self._clock: FileClock | None = None
@@ -228,8 +232,8 @@ class SearchRun:
         return [some for count in counts for some in itertools.combinations(self._used, count)]
 
     def _file(self, mixture: Mixture) -> Made:
-        data = self._data
-        built = build(self._subject, mixture, data.fitted, data.held_out, self._form, memory=self._memory)
+        inputs, samples = self._calibration, self._data.held_out
+        built = build(self._subject, mixture, inputs, samples, self._form, memory=self._memory)
         return self._judged(mixture, built)
 
     def _trained(self, made: Made, train: Train) -> Made:
@@ -287,7 +291,7 @@ class SearchRun:
             after=after,
             asked_drop=question.drop,
             asked_bytes=question.bytes,
-            examples=(_count(data.fitted), _count(data.measured), data.choosing, data.judging),
+            examples=(_count(self._calibration), _count(data.measured), data.choosing, data.judging),
             bytes_before=FLOAT_BYTES * sum(math.prod(one.shape) for one in weights),
             bytes=made.bytes,
             gap=made.mixture.gap,

@@ -69,6 +69,10 @@ class LayerShapes:
         outputs = math.prod(target.shape[axis] for axis in target.out_axes)
         return math.prod(self.outputs) // outputs * longer * structure.ranks[0]
 
+    def positions(self, target: Target) -> float:
+        """Returns how many vectors the layer multiplies by a weight in one example."""
+        return max(1.0, math.prod(self.outputs) / math.prod(target.shape[axis] for axis in target.out_axes))
+
     @property
     def _positions(self) -> int:
         return math.prod(self.outputs[:-1])
@@ -179,6 +183,17 @@ class SearchedModel:
     def targets(self) -> list[Target]:
         """The weights whose levels are chosen."""
         return [product.target for product in self.products.values()]
+
+    @property
+    def inputs_per_position(self) -> float:
+        """The most inputs of a layer's product, for each vector of inputs that it has in one example."""
+        found = [1.0]
+        for target in self.targets:
+            shapes = self.shapes.get(id(target.layer))
+            positions = 1.0 if shapes is None else shapes.positions(target)
+            if target.role != "embedding":
+                found.append(target.size / math.prod(target.shape[axis] for axis in target.out_axes) / positions)
+        return max(found)
 
     def grid_of(self, target: Target, kernel: np.ndarray, bits: int) -> Grid:
         """Returns the grid of a weight for a kernel and so many bits."""
