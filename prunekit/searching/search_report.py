@@ -183,12 +183,12 @@ class SearchReport(Displayed):
 
     @property
     def rank_correlation(self) -> float | None:
-        """Spearman's correlation of predicted and measured errors of files without training; None for fewer than three.
+        """Spearman's correlation of predicted and measured errors of files without training.
 
-        What a training gives back is not predicted.
+        None for fewer than three, and for equal ones. What a training gives back is not predicted.
         """
         pairs = [(point.predicted_error, point.error) for point in self.points if not point.trained]
-        if len(pairs) < 3:
+        if len(pairs) < 3 or any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
             return None
         from scipy.stats import spearmanr
 

@@ -32,6 +32,7 @@ def test_what_c_code_prints_is_hidden_and_what_was_printed_before_is_not(capfd, 
     assert ("before" in found and "after" in found) == (descriptor == STDOUT)
 
 
+@pytest.mark.thorough
 def test_a_program_without_standard_output_goes_on():
     saved = os.dup(STDOUT)
     os.close(STDOUT)

@@ -49,6 +49,16 @@ def test_the_model_computes_few_examples_at_a_time():
     assert max(size for size in watched.sizes if size is not None) <= 128
 
 
+@pytest.mark.short(cases=1)
+@pytest.mark.parametrize(("count", "fitted", "held_out"), [(900, 450, 450), (4700, 604, 4096), (9000, 1024, 7976)])
+def test_layers_of_files_are_fitted_to_examples_that_neither_choose_nor_judge(count, fitted, held_out):
+    numbers = np.arange(count)
+    data = SearchData((numbers, numbers), 0)
+    calibration = set(data.calibration)
+    assert calibration >= {*data.fitted, *data.measured} and not calibration & set(data.held_out)
+    assert (len(calibration), len(data.held_out)) == (fitted, held_out)
+
+
 class OwnStep(keras.Model):
     """A model as the guides of Keras write them, with a metric that its `test_step` updates."""
 

@@ -81,6 +81,7 @@ def test_the_seconds_of_a_mixture_are_those_of_its_layers(subject):
     assert costs.whole["latency"] == pytest.approx(sum(whole))
 
 
+@pytest.mark.thorough
 def test_the_seconds_of_a_rank_lie_between_those_that_were_measured():
     rows = [LayerSeconds("kernel", 8, 9.0, 9.0, 9.0, 9.0)]
     rows += [LayerSeconds("kernel", 8, 1.0, float(rank), 2.0 * rank, 0.0, "pair", rank) for rank in (4, 20)]
