@@ -22,7 +22,7 @@ from prunekit.searching.building import FORMS
 from prunekit.searching.costs import TECHNIQUES
 from prunekit.searching.judge import SearchData
 from prunekit.searching.search_report import SearchReport
-from prunekit.searching.search_run import TABLES, SearchRun
+from prunekit.searching.search_run import FILES, TABLES, SearchRun
 from prunekit.searching.shared_scan import PURPOSE
 from prunekit.searching.time_limit import NO_LIMIT, TimeLimit
 from prunekit.sparsity.arguments import (
@@ -123,10 +123,10 @@ def search(  # noqa: PLR0913
             `data` that neither choose nor judge), "learning_rate" (0.001, falls to 0 by half a cosine) and "batch_size"
             (32); the loss is the one that the model is compiled with. Or a function of a model and of callbacks, which
             compiles the model and calls its `fit` with them. None trains nothing.
-        output: Folder for model.keras, model.tflite, model.pack, the report (search.json, search.png) and the table of
-            all levels (scan-TARGET.json). A search that was interrupted there is continued, with the trainings that had
-            ended (those of a function are made again), and another question on the same model and data begins with the
-            table.
+        output: Folder for model.keras, model.tflite, model.pack, the report (search.json, search.png), the table of all
+            levels (scan-TARGET.json) and what is known of files (files-TARGET.json). A search that was interrupted
+            there is continued, with the trainings that had ended (those of a function are made again), and another
+            question on the same model and data begins with the table, another drop with the files, too.
         seed: Seed of the draw of the examples for each purpose.
         memory: Largest number of bytes of activations that are kept; less memory costs time. Where the activations of
             a model for 256 examples are larger, the layers behind a change are fitted to fewer of them.
@@ -176,7 +176,9 @@ def search(  # noqa: PLR0913
     check_computes_in_floats(model)
     folder = None
     if output is not None:
-        folder = checked_folder(output, "search", (*TABLES.values(), REPORT, PICTURE, MODEL, FILE, PACKED))
+        folder = checked_folder(
+            output, "search", (*TABLES.values(), *FILES.values(), REPORT, PICTURE, MODEL, FILE, PACKED)
+        )
     teacher = None if training is None else MixtureTraining(model, training, folder)
     checked = CheckedData(model, data)
     next(iter(checked))
@@ -187,9 +189,11 @@ def search(  # noqa: PLR0913
     if teacher is not None:
         train = teacher.of(examples, full_integer=FORMS[target].full_integer, progress=progress, limit=limit)
     kept_bytes = number_of_bytes("memory", memory)
-    work = SearchRun(model, examples, target, allowed, kept_bytes, progress, workers=workers, limit=limit)
+    work = SearchRun(
+        model, examples, target, allowed, kept_bytes, progress, workers=workers, limit=limit, folder=folder
+    )
     question = work.question(most_drop, most_bytes, most_time, profile, most_arena)
-    work.scan(None if folder is None else folder / TABLES[target], question)
+    work.scan(question)
     made, report = work.answer(question, train)
     result = SearchResult(made.model, report, made.file, made.packed)
     if folder is not None:

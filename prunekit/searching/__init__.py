@@ -12,6 +12,7 @@
 - `costs`: errors, bytes, seconds and arenas of mixtures
 - `building`: the file of a mixture
 - `finding`: the files that are made, until one answers the question
+- `known_files`: what is known of files, kept for other questions
 - `search_report`: the report
 - `search_run`: one search
 

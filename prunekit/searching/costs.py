@@ -40,6 +40,7 @@ class Mixture:
         costs: "bytes" and, where they were measured, "latency" -> the sum over the layers; "arena" -> the largest of
             the layers.
         gap: See `Choice`.
+        techniques: What it was chosen among.
     """
 
     levels: Mapping[str, Level]
@@ -47,6 +48,7 @@ class Mixture:
     error: float
     costs: Mapping[str, float]
     gap: float
+    techniques: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +90,7 @@ class Costs:
             none.
 
     Attributes:
+        techniques: As given.
         whole: "bytes" and "latency" of the model with 8 bits.
     """
 
@@ -101,6 +104,7 @@ class Costs:
         latencies: Mapping[str, Sequence[LayerSeconds]] | None = None,
     ):
         self._subject, self._timed, self._packed = subject, latencies is not None, packed
+        self.techniques = tuple(techniques)
         table = _restricted(table, techniques)
         weights = {name: self._possible(name, table.of_weight(name)) for name in subject.products}
         groups = {name: table.of_group(name) for name in subject.orders}
@@ -333,7 +337,7 @@ class Costs:
         kept = {name: rows[at[name]].kept for name, rows in self._groups.items()}
         found = {**choice.totals, ARENA: max((choice.totals[name] for name in self._arenas), default=0.0)}
         costs = {name: found[name] for name in self.counted}
-        return Mixture(levels, kept, choice.totals["error"], costs, choice.gap)
+        return Mixture(levels, kept, choice.totals["error"], costs, choice.gap, self.techniques)
 
 
 def _restricted(table: Table, techniques: Sequence[str]) -> Table:

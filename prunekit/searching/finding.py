@@ -131,6 +131,8 @@ class Finder:
         progress: Told of each file: (done, total, text).
         limit: No file is begun for which there is no time, unless none answers the question.
         fewer: The costs of the mixtures of some of the techniques.
+        known: Files that were made before, without their models; they are not made again.
+        answered: True begins with them: other drops were answered from them.
 
     Attributes:
         made: All files that were made.
@@ -144,6 +146,8 @@ class Finder:
     progress: Progress
     limit: TimeLimit = NO_LIMIT
     fewer: Sequence[Costs] = ()
+    known: Sequence[Made] = ()
+    answered: bool = False
     made: list[Made] = field(default_factory=list, init=False)
     notes: list[str] = field(default_factory=list, init=False)
     _unmet: Mapping[str, float] = field(default_factory=dict, init=False)
@@ -153,18 +157,37 @@ class Finder:
     _is_noted: bool = field(default=False, init=False)
 
     def found(self) -> Made:
-        """Returns the file that answers the question.
+        """Returns the file that answers the question, with its model.
 
         Raises:
             ValueError: No file that was made does.
         """
-        if self.question.drop is None:
-            return self._within_costs()
+        self.made = list(self.known) if self.answered else []
+        found = self._within_costs() if self.question.drop is None else self._within_drop(self.question.drop)
+        while found.built is None:
+            self.made[self.made.index(found)] = self.make(found.mixture)
+            answer = self._answer()
+            if answer is None:
+                raise ValueError(self._missed())
+            found = answer
+        return found
+
+    def known_answer(self) -> Made | None:
+        """Returns the best of the known files, made again; None if none answers the question."""
+        self.made = list(self.known)
+        found = self._answer()
+        if found is not None and found.built is None:
+            self.made[self.made.index(found)] = self.make(found.mixture)
+        again = self._answer()
+        return None if again is None or again.built is None else again
+
+    def _within_drop(self, drop: float) -> Made:
+        """Returns the file of least cost within a drop."""
         low, high = self.costs.errors
         low = max(low * (1 + 1e-6), 1e-12)
-        holds = self._along(low, high, min(max(_START * self.question.drop, low), high))
+        holds = self._along(low, high, min(max(_START * drop, low), high), *self._bracket())
         if self.train is not None:
-            self._along(low, high, min((holds or low) * _FACTOR, high), holds, self.train)
+            self._along(low, high, min((holds or low) * _FACTOR, high), holds, train=self.train)
             self._refine_trained(low)
             self._among_fewer(_SMALLER_TRAINED, FEWER_TRAINED, self.train)
         if any(self._is_liked(one) for one in self.made):
@@ -179,6 +202,11 @@ class Finder:
         if found is None:
             raise ValueError(self._missed())
         return found
+
+    @property
+    def is_complete(self) -> bool:
+        """True if no file was left out for want of time."""
+        return not self._is_noted
 
     def _has_time(self, *, trains: bool) -> bool:
         """Returns True if there is time for one more file, as long as the others took; else adds a note."""
@@ -215,9 +243,14 @@ class Finder:
 
     def _file(self, mixture: Mixture, train: Callable[[Made], Made] | None = None) -> Made:
         """Returns the file of a mixture, which is made once, and trained once."""
-        same = [one for one in self.made if (one.mixture.levels, one.mixture.kept) == (mixture.levels, mixture.kept)]
+        same = [
+            one
+            for one in (*self.made, *self.known)
+            if (one.mixture.levels, one.mixture.kept) == (mixture.levels, mixture.kept)
+        ]
         found = next((one for one in same if one.is_trained is (train is not None)), None)
         if found is not None:
+            self.made += [] if found in self.made else [found]
             return found
         kept = next((one for one in same if one.built is not None and not one.is_trained), None)
         start = time.monotonic()
@@ -249,8 +282,10 @@ class Finder:
         self,
         low: float,
         high: float,
-        bound: float,
+        first: float,
         holds: float | None = None,
+        fails: float | None = None,
+        *,
         train: Callable[[Made], Made] | None = None,
     ) -> float | None:
         """Makes files along the bound of the error; returns the largest bound whose file holds the drop.
@@ -258,31 +293,42 @@ class Finder:
         Args:
             low: The least bound that can be met.
             high: The bound that everything meets.
-            bound: The first bound that is tried.
-            holds: A lower one whose file is known to hold the drop; None = none is.
+            first: The first bound that is tried, if nothing is known.
+            holds: One whose file is known to hold the drop; None = none is.
+            fails: A larger one whose file is known to fail; None = none is.
             train: Trains the files.
         """
-        fails = None
         for _ in range(FILES if train is None else _STEPS):
+            if holds is None:
+                if fails is not None and fails <= low:
+                    break
+                bound = first if fails is None else max(fails / _FACTOR, low)
+            elif fails is None:
+                if holds >= high:
+                    break
+                bound = min(holds * _FACTOR, high)
+            elif fails / holds < _NEAR:
+                break
+            else:
+                bound = math.sqrt(holds * fails)
             if not self._has_time(trains=train is not None):
                 break
             if self._holds(bound, train):
                 holds = bound
             else:
                 fails = bound
-            if fails is None:
-                if bound >= high:
-                    break
-                bound = min(bound * _FACTOR, high)
-            elif holds is None:
-                if bound <= low:
-                    break
-                bound = max(bound / _FACTOR, low)
-            elif fails / holds < _NEAR:
-                break
-            else:
-                bound = math.sqrt(holds * fails)
         return holds
+
+    def _bracket(self) -> tuple[float | None, float | None]:
+        """Returns the largest error of a known file that holds the drop, and that of the next one, which fails."""
+        known = [one for one in self.made if self._has_all(one)]
+        holds = max((one.mixture.error for one in known if self._is_liked(one)), default=None)
+        above = [one.mixture.error for one in known if one.mixture.error > (holds or 0.0) and not self._is_liked(one)]
+        return holds, min(above, default=None)
+
+    def _has_all(self, one: Made) -> bool:
+        """Returns True for a file whose mixture was chosen among all techniques."""
+        return one.mixture.techniques == self.costs.techniques
 
     def _refine(self, low: float) -> None:
         """Makes the files that are left between the answer and the next bolder one, or of less error without an answer.
@@ -291,10 +337,11 @@ class Finder:
         """
         for _ in range(FILES):
             count, answer = len(self.made), self._answer()
+            others = [one for one in self.made if self._has_all(one)]
             if answer is None:
-                bound = max(min(one.mixture.error for one in self.made) / _FACTOR, low)
-            elif count < FILES and not answer.is_trained:
-                bolder = [one.mixture.error for one in self.made if one.mixture.error > answer.mixture.error]
+                bound = max(min((one.mixture.error for one in others), default=low) / _FACTOR, low)
+            elif len(others) < FILES and not answer.is_trained:
+                bolder = [one.mixture.error for one in others if one.mixture.error > answer.mixture.error]
                 if not bolder or min(bolder) < _NEAREST * answer.mixture.error:
                     break
                 bound = math.sqrt(min(bolder) * answer.mixture.error)

@@ -115,7 +115,7 @@ class SearchReport(Displayed):
         after: That of the file.
         asked_drop: The largest drop that was asked for; None if none was.
         asked_bytes: The most bytes that were asked for; None if none were.
-        examples: Numbers of examples: fitted, measured, choosing, judging.
+        examples: Numbers of examples: fitted, measured, choosing, judging; files are fitted to those measured, too.
         bytes_before: Bytes of the model's weights in float32.
         bytes: Bytes of the file.
         gap: How far the counted bytes, or the error, may be above the least possible, relative to them.

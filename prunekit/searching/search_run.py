@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.files.digests import architecture_digest, data_digest, model_digest
-from prunekit.anatomy.records.plain_data import from_plain
+from prunekit.anatomy.records.plain_data import from_plain, plain
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.model_copies import copied_model
 from prunekit.core.runtime.partial_files import replace_file
@@ -29,6 +29,7 @@ from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
 from prunekit.searching.finding import MINIMISED, Finder, Made, Question
 from prunekit.searching.judge import Judge, SearchData, first_rows
+from prunekit.searching.known_files import KnownFiles
 from prunekit.searching.latencies import FileClock, by_weight, layer_latencies
 from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport, TechniqueAlone
 from prunekit.searching.searched_model import EIGHT_BITS, SearchedModel
@@ -40,9 +41,12 @@ from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchWork
 from prunekit.techniques.factorize.factorizing import PRUNED, zeros_of
 from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES
 from prunekit.techniques.quantize.quantization_state import QuantizationState
+from prunekit.version import __version__
 
 # The table of all levels, by target.
 TABLES = {target: f"scan-{target}.json" for target in get_args(SearchTarget)}
+# What is known of files, by target.
+FILES = {target: f"files-{target}.json" for target in get_args(SearchTarget)}
 # Share of the time for the table.
 _TABLE = 0.5
 # Names in a note.
@@ -67,6 +71,8 @@ class SearchRun:
         metric: The metric in which the drop is measured; None takes the model's first one.
         workers: "ray": nodes of a Ray cluster measure the levels; None = this process.
         limit: When the search ends.
+        folder: Where the table of all levels, and what is known of files, are kept for other questions; None keeps
+            neither.
     """
 
     def __init__(  # noqa: PLR0913
@@ -80,8 +86,10 @@ class SearchRun:
         metric: Metric | None = None,
         workers: SearchWorkers | None = None,
         limit: TimeLimit = NO_LIMIT,
+        folder: Path | None = None,
     ):
         self._notes: list[str] = []
+        self._folder = folder
         self._model, self._data, self._memory, self._techniques = model, data, memory, techniques
         self._progress: Progress = progress or (lambda done, total, text: None)
         self._workers, self._limit = workers, limit
@@ -134,8 +142,9 @@ class SearchRun:
         self._counts_arena = arena is not None or self._target == "microcontroller"
         return Question(drop, most, seconds, profile, arena)
 
-    def scan(self, path: Path | None, question: Question) -> None:
-        """Measures all levels, or takes them from a file, which is kept up to date."""
+    def scan(self, question: Question) -> None:
+        """Measures all levels, or takes them from the folder, which is kept up to date."""
+        path = self._path(TABLES)
         levels = levels_for(packed=self._form.packed)
         hashes = {
             "model": model_digest(self._model),
@@ -161,6 +170,7 @@ class SearchRun:
             self._notes += notes
         measure = functools.partial(inputs.measure, subject)
         self._table, late = scan(subject, measure, levels, known, keep, told, useful, limit)
+        self._is_whole = not late
         if late:
             self._notes.append(
                 "There was no time to measure these weights and groups, which have 8 bits and all channels: "
@@ -181,6 +191,9 @@ class SearchRun:
                 )
         self._seconds = seconds
         self._costs = self._costs_of(self._techniques)
+
+    def _path(self, names: Mapping[str, str]) -> Path | None:
+        return None if self._folder is None else self._folder / names[self._target]
 
     def _choosable(self) -> list[str]:
         """Returns the weights and groups that the techniques may change."""
@@ -215,11 +228,45 @@ class SearchRun:
         """
         trained = None if train is None else lambda made: self._trained(made, train)
         fewer = [self._costs_of(some) for some in self._subsets()]
-        finder = Finder(question, self._costs, self._file, trained, self._progress, self._limit, fewer)
-        made = finder.found()
+        known = self._known(question)
+        finder = Finder(
+            question,
+            self._costs,
+            lambda mixture: known.with_file(self._file(mixture)),
+            trained,
+            self._progress,
+            self._limit,
+            fewer,
+            known.made(),
+            known.is_begun,
+        )
+        made = finder.known_answer() if train is None and known.is_answered(question.drop) else None
+        made = made or finder.found()
         if made.built is None:
             raise ValueError("The file that answers has its model.")
+        if train is None and finder.is_complete and self._is_whole:
+            known.answer(question.drop)
         return made.built, self._report(made, made.built, finder)
+
+    def _known(self, question: Question) -> KnownFiles:
+        """Returns the files that were made for other drops."""
+        path, data = self._path(FILES), self._data
+        if path is None:
+            return KnownFiles(None, {})
+        # What the metric says of the model tells metrics of one name apart.
+        metric = plain(self._judge.metric), self._judge.before
+        settings = {
+            "table": self._table.settings,
+            "techniques": self._techniques,
+            "target": self._target,
+            "profile": question.profile,
+            "bounds": question.costs,
+            "data": data_digest((self._calibration, data.held_out, data.labels)),
+            "metric": metric,
+            "machine": machine() if question.is_timed else "",
+            "version": __version__,
+        }
+        return KnownFiles(path, settings)
 
     @property
     def _used(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from prunekit.searching.building import FORMS, build
 from prunekit.searching.candidates import Level
 from prunekit.searching.costs import Mixture
 from prunekit.searching.judge import Judge, SearchData
-from prunekit.searching.search_run import TABLES
+from prunekit.searching.search_run import FILES, TABLES
 from prunekit.searching.searched_model import SearchedModel
 
 
@@ -91,6 +91,35 @@ def test_another_question_begins_with_the_table(found, digits):
     assert (folder / TABLES["litert"]).read_bytes() == table and not any("measured" in text for *_, text in told)
     assert len(result.file) <= 6000 and result.report.asked_bytes == 6000
     assert result.report.bytes >= 0.9 * 6000 or result.report.drop <= 0.01
+
+
+@pytest.mark.thorough
+def test_files_that_were_made_are_known_to_the_next_questions(digits, tmp_path, monkeypatch):
+    model, (images, labels) = digits
+    calls, whole = [], search_run.build
+
+    def counted(*arguments, **options):
+        calls.append(arguments)
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(search_run, "build", counted)
+
+    def asked(*, labels=labels, **question):
+        calls.clear()
+        result = pk.search(model, (images, labels), target="packed", output=tmp_path, **question)
+        return result, len(calls)
+
+    first, count = asked(drop=0.02)
+    again, one = asked(drop=0.02)
+    assert again.report.drop == first.report.drop and one == 1 < count
+    assert len(again.report.points) == len(first.report.points)
+    bolder, few = asked(drop=0.05)
+    assert bolder.report.drop <= 0.05 and few < count and bolder.report.bytes <= first.report.bytes
+    # A file of other labels, bounds or techniques is not known.
+    assert asked(drop=0.02, labels=np.roll(labels, 3))[1] > 1
+    assert asked(drop=0.02, techniques="quantize")[1] >= 1
+    (tmp_path / FILES["packed"]).write_text("{")
+    assert asked(drop=0.02)[1] == count
 
 
 def test_a_table_of_another_model_is_measured_again(found, digits, tmp_path):

@@ -135,7 +135,7 @@ def test_the_counted_arena_is_that_of_the_file(body, techniques):
     images = np.random.default_rng(0).normal(size=(200, 12, 12, 3)).astype("float32")
     data = SearchData(images, 0)
     run = search_run.SearchRun(model, data, "microcontroller", (techniques,), 1e9, None)
-    run.scan(None, run.question(0.9, None, None, "small", 10**9))
+    run.scan(run.question(0.9, None, None, "small", 10**9))
     low, high = run._costs.errors
     counted = set()
     for error in np.geomspace(max(low, 1e-6) * 1.01, high, 3):

@@ -1,5 +1,7 @@
 """Which files a search makes and trains: those between an answer and the next bolder one, until one holds the drop."""
 
+from dataclasses import replace
+
 import pytest
 
 from prunekit.searching.costs import Mixture
@@ -12,7 +14,7 @@ pytestmark = [pytest.mark.one_backend, pytest.mark.short(cases=1)]
 class Costs:
     """Mixtures of every error: the larger it is, the smaller is the file, by the techniques."""
 
-    errors, counted, whole = (0.001, 1.0), ("bytes",), {"bytes": 1.0}
+    errors, counted, whole, techniques = (0.001, 1.0), ("bytes",), {"bytes": 1.0}, ()
 
     def __init__(self, size=100.0):
         self.size = size
@@ -24,7 +26,7 @@ class Costs:
 
 def made(mixture, factors, *, is_trained=False):
     drops = tuple(factor * mixture.error for factor in factors)
-    return Made(mixture, None, drops, mixture.error, round(mixture.costs["bytes"]), is_trained=is_trained)
+    return Made(mixture, "a model", drops, mixture.error, round(mixture.costs["bytes"]), is_trained=is_trained)
 
 
 def finder(trained, question=None):
@@ -62,9 +64,7 @@ def techniques_of(one):
 
 def with_fewer(train=None, question=None):
     fewer = [Costs(float(size)) for size in FACTORS][1:]
-    search = Finder(question or Question(drop=0.05), Costs(), of_some_techniques, train, lambda *told: None)
-    search.fewer = fewer
-    return search
+    return Finder(question or Question(drop=0.05), Costs(), of_some_techniques, train, lambda *told: None, fewer=fewer)
 
 
 def test_fewer_techniques_are_the_answer_where_they_lose_less_at_the_same_size():
@@ -89,6 +89,59 @@ def test_fewer_techniques_are_trained_too():
 def test_within_bytes_the_techniques_that_lose_least_are_the_answer():
     found = with_fewer(question=Question(bytes=20000)).found()
     assert techniques_of(found) == 120 and found.bytes <= 20000
+
+
+class Folder:
+    """Files that were made, kept without their models."""
+
+    def __init__(self):
+        self.known, self.begun = [], 0
+
+    def finder(self, drop, **options):
+        return Finder(Question(drop=drop), Costs(), self.make, None, lambda *told: None, known=self.known, **options)
+
+    def make(self, mixture):
+        self.begun += 1
+        if self.begun > 100:
+            raise AssertionError("It does not end.")
+        return made(mixture, (10, 10))
+
+    def search(self, drop, **options):
+        search = self.finder(drop, **options)
+        found = search.found()
+        self.known = [replace(one, built=None) for one in search.made]
+        return found
+
+
+def test_another_drop_begins_between_the_files_that_are_known():
+    folder = Folder()
+    first = folder.search(0.05)
+    before, folder.begun = folder.begun, 0
+    second = folder.search(0.08, answered=True)
+    # Without them, the search begins with an error of 0.32.
+    assert 0.0066 <= second.mixture.error <= 0.008 and folder.begun < before and second.built is not None
+    assert second.bytes < first.bytes
+
+
+@pytest.mark.thorough
+def test_the_same_question_makes_one_file_again():
+    folder = Folder()
+    first = folder.search(0.05)
+    folder.begun = 0
+    again = folder.finder(0.05).known_answer()
+    assert folder.begun == 1 and again.built is not None and again.bytes == first.bytes
+    assert folder.finder(1e-6).known_answer() is None
+
+
+@pytest.mark.thorough
+def test_an_interrupted_search_makes_the_files_that_lack():
+    whole, folder = Folder(), Folder()
+    expected = whole.search(0.05)
+    folder.known = whole.known[:3]
+    found = folder.search(0.05)
+    sizes = [{one.bytes for one in each.known} for each in (whole, folder)]
+    assert found.bytes == expected.bytes and sizes[0] == sizes[1]
+    assert folder.begun <= whole.begun - 2
 
 
 @pytest.mark.thorough

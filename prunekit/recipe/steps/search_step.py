@@ -94,12 +94,14 @@ def _searched(settings: Search, workspace: Workspace) -> tuple[tuple[Any, Any], 
     with workspace.noting():
         techniques = settings.techniques or TECHNIQUES
         metric = workspace.metrics[0]
-        work = SearchRun(workspace.model, examples, settings.target, techniques, settings.memory, progress, metric)
-        time = None if settings.latency is None else time_or_share("latency", settings.latency)
-        question = work.question(settings.drop, settings.bytes, time, settings.profile, settings.arena)
         folder, table = workspace.kept, TABLES[settings.target]
         folder.mkdir(parents=True, exist_ok=True)
-        work.scan(folder / table, question)
+        work = SearchRun(
+            workspace.model, examples, settings.target, techniques, settings.memory, progress, metric, folder=folder
+        )
+        time = None if settings.latency is None else time_or_share("latency", settings.latency)
+        question = work.question(settings.drop, settings.bytes, time, settings.profile, settings.arena)
+        work.scan(question)
         workspace.exports.mkdir(parents=True, exist_ok=True)
         replace_file(workspace.exports / table, (folder / table).read_bytes())
         if settings.training is None:
