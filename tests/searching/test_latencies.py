@@ -90,6 +90,7 @@ def test_the_seconds_of_a_rank_lie_between_those_that_were_measured():
     assert seconds_of(rows, 8, None) == rows[0] and seconds_of(rows[:2], 8, Structure("pair", (7,))).inputs == 4
 
 
+@pytest.mark.thorough
 def test_the_least_latency_is_below_that_of_the_fewest_bytes(subject):
     rows = [
         LayerSeconds(name, bits, 0.0, 0.0, 0.0, 1.0 if bits == 8 else 3.0)

@@ -51,7 +51,6 @@ def test_the_most_valuable_measurements_are_made(clock, seconds, expected):
 
 
 @pytest.mark.thorough
-@pytest.mark.thorough
 def test_nothing_but_the_most_valuable_is_made_when_the_time_is_over(clock):
     limit = TimeLimit.after(1)
     clock.now += 2
