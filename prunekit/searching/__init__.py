@@ -11,6 +11,7 @@
 - `shared_scan`: the table measured by a Ray cluster
 - `costs`: errors, bytes, seconds and arenas of mixtures
 - `building`: the file of a mixture
+- `question`: what is asked, and the files that may answer it
 - `finding`: the files that are made, until one answers the question
 - `known_files`: what is known of files, kept for other questions
 - `search_report`: the report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,15 +13,12 @@ import numpy as np
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.delivery.integers.integer_report import IntegerExportError
 from prunekit.delivery.litert.isolated_run import ScriptFailed
-from prunekit.searching.building import Built
 from prunekit.searching.choice import Unreachable
-from prunekit.searching.costs import ARENA, Costs, Mixture
+from prunekit.searching.costs import Costs, Mixture
+from prunekit.searching.question import MINIMISED, Made, Question, cost_text
 from prunekit.searching.time_limit import NO_LIMIT, OutOfTime, TimeLimit
-from prunekit.sparsity.shorthands import SearchProfile
 from prunekit.techniques.factorize.new_model import UnequalOutputsError
 
-# What each profile minimises: a cost.
-MINIMISED = {"small": "bytes", "balanced": "balanced", "fast": "latency"}
 # Most files that are made, and most that are trained, and of these most before the examples that judge are asked; the
 # factor between the errors that are tried; and the ratio of the errors of two files between which no more are made,
 # before and after an answer is known.
@@ -43,81 +40,6 @@ _SCALES = (0.5, 2.0)
 _FAILURES = (IntegerExportError, UnequalOutputsError, ScriptFailed, TimeoutError, FloatingPointError)
 
 
-@dataclass(frozen=True)
-class Question:
-    """What is asked for.
-
-    Attributes:
-        drop: By how much the metric may become worse; None: the drop is what is minimised.
-        bytes: Most bytes of the file, or None.
-        latency: Most seconds of a call, or None.
-        profile: What is minimised within a drop.
-        arena: Most bytes for activations, or None.
-    """
-
-    drop: float | None = None
-    bytes: int | None = None
-    latency: float | None = None
-    profile: SearchProfile = "small"
-    arena: int | None = None
-
-    @property
-    def costs(self) -> dict[str, float]:
-        """The bounds besides the drop: "bytes", "latency" and "arena" -> the most."""
-        given = {"bytes": self.bytes, "latency": self.latency, ARENA: self.arena}
-        return {name: float(most) for name, most in given.items() if most is not None}
-
-    @property
-    def is_timed(self) -> bool:
-        """True if latencies count."""
-        return self.latency is not None or self.profile != "small"
-
-    def __str__(self) -> str:
-        found = [] if self.drop is None else [f"drop={self.drop:g}"]
-        found += [] if self.bytes is None else [f"bytes={self.bytes:,}"]
-        found += [] if self.latency is None else [f"latency={1000 * self.latency:.3g} ms"]
-        found += [] if self.arena is None else [f"arena={self.arena:,}"]
-        return " and ".join(found)
-
-
-@dataclass(eq=False)
-class Made:
-    """A mixture whose file was made, run and measured.
-
-    Attributes:
-        mixture: What was chosen.
-        built: The file; of files that will not be delivered without model and outputs.
-        drops: By how much the metric is worse: on the examples for the choice, and on those that judge.
-        error: Squared error of its outputs on the examples for the choice.
-        bytes: Bytes of the file, as the target counts them.
-        seconds: Seconds of one call of the file; None if they were not measured.
-        arena: Bytes for its activations; None if they were not measured.
-        is_trained: True if the mixture was trained.
-    """
-
-    mixture: Mixture
-    built: Built | None
-    drops: tuple[float, float]
-    error: float
-    bytes: int
-    seconds: float | None = None
-    arena: int | None = None
-    is_trained: bool = False
-
-    @property
-    def costs(self) -> dict[str, float]:
-        """The measured costs."""
-        found = {"bytes": self.bytes, "latency": self.seconds, ARENA: self.arena}
-        return {name: float(value) for name, value in found.items() if value is not None}
-
-    def meets(self, bounds: Mapping[str, float]) -> bool:
-        """Returns True if no measured cost is above its bound."""
-        return all(self.costs[name] <= most for name, most in bounds.items())
-
-    def __str__(self) -> str:
-        return " and ".join(_told(name, value) for name, value in self.costs.items())
-
-
 @dataclass(eq=False)
 class Finder:
     """The search for the file.
@@ -132,7 +54,7 @@ class Finder:
         limit: No file is begun for which there is no time, unless none answers the question.
         fewer: The costs of the mixtures of some of the techniques.
         known: Files that were made before, without their models; they are not made again.
-        answered: True begins with them: other drops were answered from them.
+        answered: The drops that were answered from them; a search begins with them if there are any.
 
     Attributes:
         made: All files that were made.
@@ -147,7 +69,7 @@ class Finder:
     limit: TimeLimit = NO_LIMIT
     fewer: Sequence[Costs] = ()
     known: Sequence[Made] = ()
-    answered: bool = False
+    answered: Collection[float | None] = ()
     made: list[Made] = field(default_factory=list, init=False)
     notes: list[str] = field(default_factory=list, init=False)
     _unmet: Mapping[str, float] = field(default_factory=dict, init=False)
@@ -162,24 +84,17 @@ class Finder:
         Raises:
             ValueError: No file that was made does.
         """
+        drop = self.question.drop
         self.made = list(self.known) if self.answered else []
-        found = self._within_costs() if self.question.drop is None else self._within_drop(self.question.drop)
-        while found.built is None:
+        is_known = self.train is None and drop in self.answered
+        while True:
+            found = self._answer() if is_known else None
+            found = found or (self._within_costs() if drop is None else self._within_drop(drop))
+            if found.built is not None:
+                return found
+            # It is made again, and may differ in the last digits.
             self.made[self.made.index(found)] = self.make(found.mixture)
-            answer = self._answer()
-            if answer is None:
-                raise ValueError(self._missed())
-            found = answer
-        return found
-
-    def known_answer(self) -> Made | None:
-        """Returns the best of the known files, made again; None if none answers the question."""
-        self.made = list(self.known)
-        found = self._answer()
-        if found is not None and found.built is None:
-            self.made[self.made.index(found)] = self.make(found.mixture)
-        again = self._answer()
-        return None if again is None or again.built is None else again
+            is_known = True
 
     def _within_drop(self, drop: float) -> Made:
         """Returns the file of least cost within a drop."""
@@ -271,7 +186,8 @@ class Finder:
             # Models are large, and one is delivered.
             one.built = one.built if one is answer or one is found else None
         trained = sum(one.is_trained for one in self.made)
-        done, most = (trained, TRAINED) if found.is_trained else (len(self.made) - trained, FILES)
+        more = (FEWER_TRAINED if found.is_trained else FEWER) if self.fewer else 0
+        done, most = (trained, TRAINED + more) if found.is_trained else (len(self.made) - trained, FILES + more)
         after = " after training" if found.is_trained else ""
         self.progress(min(done, most), most, f"a file of {found}{after}, drop {found.drops[0]:.4g}")
         return found
@@ -483,7 +399,7 @@ class Finder:
             else:
                 least = self.costs.least_of_each(self._unmet)
                 told = [
-                    _told(name, value, "counted ")
+                    cost_text(name, value, "counted ")
                     for name, value in least.items()
                     if name != "error" and value is not None
                 ]
@@ -547,9 +463,3 @@ class Finder:
                 mixture = costs.least("error", counted)
                 if mixture.error <= _FAR * best.mixture.error:
                     self._file(mixture)
-
-
-def _told(cost: str, value: float, word: str = "") -> str:
-    if cost == "latency":
-        return f"{1000 * value:.3g} {word}ms"
-    return f"{value:,.0f} {word}bytes{' of arena' if cost == ARENA else ''}"

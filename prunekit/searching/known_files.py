@@ -11,7 +11,7 @@ from typing import Any
 from prunekit.anatomy.records.plain_data import Record, from_plain, plain
 from prunekit.core.runtime.partial_files import replace_file
 from prunekit.searching.costs import Mixture
-from prunekit.searching.finding import Made
+from prunekit.searching.question import Made
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,10 @@ class KnownFiles:
             Made(one.mixture, None, one.drops, one.error, one.bytes, one.seconds, one.arena) for one in self._kept.files
         ]
 
-    def is_answered(self, drop: float | None) -> bool:
-        """Returns True if a search for a drop came to its end."""
-        return drop in self._kept.answered
-
     @property
-    def is_begun(self) -> bool:
-        """True if another question was answered."""
-        return bool(self._kept.answered)
+    def answered(self) -> tuple[float | None, ...]:
+        """The drops whose search came to its end; None: no drop was asked for."""
+        return self._kept.answered
 
     def with_file(self, one: Made) -> Made:
         """Keeps what is known of a file, and returns it."""
@@ -89,7 +85,7 @@ class KnownFiles:
 
     def answer(self, drop: float | None) -> None:
         """Keeps that a search for a drop came to its end."""
-        if not self.is_answered(drop):
+        if drop not in self.answered:
             self._keep(replace(self._kept, answered=(*self._kept.answered, drop)))
 
     def _keep(self, kept: _Kept) -> None:

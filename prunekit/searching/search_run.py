@@ -27,10 +27,11 @@ from prunekit.searching.building import FORMS, Built, bits_of, build, levels_of,
 from prunekit.searching.candidates import Level
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
-from prunekit.searching.finding import MINIMISED, Finder, Made, Question
+from prunekit.searching.finding import Finder
 from prunekit.searching.judge import Judge, SearchData, first_rows
 from prunekit.searching.known_files import KnownFiles
 from prunekit.searching.latencies import FileClock, by_weight, layer_latencies
+from prunekit.searching.question import MINIMISED, Made, Question
 from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport, TechniqueAlone
 from prunekit.searching.searched_model import EIGHT_BITS, SearchedModel
 from prunekit.searching.shared_scan import ScanInputs, scan_by_ray
@@ -238,10 +239,9 @@ class SearchRun:
             self._limit,
             fewer,
             known.made(),
-            known.is_begun,
+            known.answered,
         )
-        made = finder.known_answer() if train is None and known.is_answered(question.drop) else None
-        made = made or finder.found()
+        made = finder.found()
         if made.built is None:
             raise ValueError("The file that answers has its model.")
         if train is None and finder.is_complete and self._is_whole:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from prunekit.searching.costs import Mixture
-from prunekit.searching.finding import FEWER, FEWER_TRAINED, TRAINED, Finder, Made, Question
+from prunekit.searching.finding import FEWER, FEWER_TRAINED, TRAINED, Finder
+from prunekit.searching.question import Made, Question
 from prunekit.searching.time_limit import OutOfTime
 
 pytestmark = [pytest.mark.one_backend, pytest.mark.short(cases=1)]
@@ -117,7 +118,7 @@ def test_another_drop_begins_between_the_files_that_are_known():
     folder = Folder()
     first = folder.search(0.05)
     before, folder.begun = folder.begun, 0
-    second = folder.search(0.08, answered=True)
+    second = folder.search(0.08, answered=(0.05,))
     # Without them, the search begins with an error of 0.32.
     assert 0.0066 <= second.mixture.error <= 0.008 and folder.begun < before and second.built is not None
     assert second.bytes < first.bytes
@@ -128,9 +129,8 @@ def test_the_same_question_makes_one_file_again():
     folder = Folder()
     first = folder.search(0.05)
     folder.begun = 0
-    again = folder.finder(0.05).known_answer()
+    again = folder.search(0.05, answered=(0.05,))
     assert folder.begun == 1 and again.built is not None and again.bytes == first.bytes
-    assert folder.finder(1e-6).known_answer() is None
 
 
 @pytest.mark.thorough
