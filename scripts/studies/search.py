@@ -53,7 +53,8 @@ on the other training images.
 "Drop": on the images that no choice has seen; "test": accuracy on the 10,000 test images, used for this alone. "Files":
 made and run by the search; "ranks": rank correlation of their predicted and measured errors, where none was trained.
 Seconds on two shared cores, other programs running. One run each. `scripts/study search` makes this page; runs that are
-not listed were not measured.
+not listed were not measured. An asterisk: measured before files of fewer techniques were made, with layers fitted to
+256 examples and 4,096 each to choose and to judge by.
 
 | network (dense, test) | bytes of | techniques | bytes | / best alone | drop | test | files | ranks | seconds |
 |---|---|---|---:|---:|---:|---:|---:|---:|---:|
@@ -181,6 +182,7 @@ def page(results: Results) -> str:
             kind = f"{cost}, trained" if goal.endswith("trained") else cost
             shares.setdefault(kind, []).append(found[cost] / min(alone))
         network, drop, test = f"{NETWORKS[name]} ({dense:.4f})", f"{found['drop']:.4f}", f"{found['test']:.4f}"
+        way += "*" * found.get("older", False)
         if goal == "fast":
             times = (f"{1000 * found['call']:.3f}", f"{1000 * found['before']:.3f}", share, f"{found['bytes']:,}")
             fast.append(
@@ -223,7 +225,7 @@ def _chance(found: dict[str, Any]) -> str:
 Without training, the smaller networks need what they have: at the error of the packed file of the inverted residuals,
 bits alone would have {found["alone"]["quantize"] / size:.2f} of its bytes. The rest is chance: {len(near)} files of
 {sizes[0] / 1000:.1f} to {sizes[1] / 1000:.1f} kB lose {drops[0]:.4f} to {drops[1]:.4f} on the images that choose.
-With training, bits alone are smaller there: all at their lowest hold the drop.
+With training, bits alone were smaller there: all at their lowest hold the drop.
 """
 
 
