@@ -102,7 +102,11 @@ class Finder:
         low = max(low * (1 + 1e-6), 1e-12)
         holds = self._along(low, high, min(max(_START * drop, low), high), *self._bracket())
         if self.train is not None:
-            self._along(low, high, min((holds or low) * _FACTOR, high), holds, train=self.train)
+            if holds is not None and holds >= high:
+                # Nothing is bolder, and a training may give back what it lost.
+                self._holds(high, self.train)
+            else:
+                self._along(low, high, min(low * _FACTOR, high), holds, train=self.train)
             self._refine_trained(low)
             self._among_fewer(_SMALLER_TRAINED, FEWER_TRAINED, self.train)
         if any(self._is_liked(one) for one in self.made):
