@@ -50,6 +50,10 @@ class Mixture:
     gap: float
     techniques: tuple[str, ...] = ()
 
+    def is_as(self, other: Mixture) -> bool:
+        """Returns True if another one has the same levels and units, whatever it was chosen among."""
+        return (self.levels, self.kept) == (other.levels, other.kept)
+
 
 @dataclass(frozen=True, eq=False)
 class _Stored:

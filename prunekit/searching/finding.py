@@ -162,11 +162,7 @@ class Finder:
 
     def _file(self, mixture: Mixture, train: Callable[[Made], Made] | None = None) -> Made:
         """Returns the file of a mixture, which is made once, and trained once."""
-        same = [
-            one
-            for one in (*self.made, *self.known)
-            if (one.mixture.levels, one.mixture.kept) == (mixture.levels, mixture.kept)
-        ]
+        same = [one for one in (*self.made, *self.known) if one.mixture.is_as(mixture)]
         found = next((one for one in same if one.is_trained is (train is not None)), None)
         if found is not None:
             self.made += [] if found in self.made else [found]

@@ -25,10 +25,6 @@ class KnownFile(Record):
     seconds: float | None = None
     arena: int | None = None
 
-    def is_of(self, mixture: Mixture) -> bool:
-        """Returns True if a mixture is the same."""
-        return (self.mixture.levels, self.mixture.kept) == (mixture.levels, mixture.kept)
-
 
 @dataclass(frozen=True)
 class _Kept(Record):
@@ -79,7 +75,7 @@ class KnownFiles:
         """Keeps what is known of a file, and returns it."""
         if all(map(math.isfinite, (*one.drops, one.error))):
             known = KnownFile(one.mixture, one.drops, one.error, one.bytes, one.seconds, one.arena)
-            others = [other for other in self._kept.files if not other.is_of(one.mixture)]
+            others = [other for other in self._kept.files if not other.mixture.is_as(one.mixture)]
             self._keep(replace(self._kept, files=(*others, known)))
         return one
 
