@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any, Literal, get_args
 from prunekit.anatomy.layers.model_weights import check_built
 from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
-from prunekit.core.runtime.partial_files import checked_folder, replace_file, replace_model
+from prunekit.core.runtime.partial_files import checked_folder, replace_file, replace_json, replace_model
 from prunekit.core.runtime.ray_tasks import load_ray
 from prunekit.delivery.litert.model_measures import check_measure
 from prunekit.delivery.plots.files_plot import files_figure
@@ -68,7 +67,7 @@ class SearchResult:
         if self.packed:
             replace_file(path / PACKED, self.packed)
         replace_file(path / PICTURE, to_png(files_figure(self.report.picture.data)))
-        replace_file(path / REPORT, (json.dumps(self.report.to_dict(), indent=1) + "\n").encode())
+        replace_json(path / REPORT, self.report.to_dict())
         return path
 
 

@@ -16,7 +16,7 @@ from prunekit.anatomy.records.name_patterns import listed_patterns
 from prunekit.core.data.calibration import CheckedData
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.outputs.output_metrics import Batch, compiled_metrics
-from prunekit.core.runtime.partial_files import checked_folder, replace_file
+from prunekit.core.runtime.partial_files import checked_folder, replace_file, replace_json
 from prunekit.delivery.plots.plots import to_png
 from prunekit.delivery.plots.sensitivity_plot import sensitivity_figure
 from prunekit.delivery.reports.metrics import Metric, inferred
@@ -283,7 +283,7 @@ def _scanned(
 
 def _write(report: SensitivityReport, folder: Path | None) -> None:
     if folder is not None:
-        replace_file(folder / TABLE, (json.dumps(report.to_dict(), indent=1) + "\n").encode())
+        replace_json(folder / TABLE, report.to_dict())
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------

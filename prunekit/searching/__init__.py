@@ -5,15 +5,15 @@
 - `judge`: the examples and the metric
 - `repaired_scan`: a model with changed weights, the layers behind them fitted
 - `searched_model`: what may be changed of a model
-- `latencies`: seconds of layers, each as a file of its own, and of whole files
 - `time_limit`: what there is time for
+- `latencies`: seconds of layers, each as a file of its own, and of whole files
 - `table`: errors of all levels, one at a time
 - `shared_scan`: the table measured by a Ray cluster
 - `costs`: errors, bytes, seconds and arenas of mixtures
 - `building`: the file of a mixture
 - `question`: what is asked, and the files that may answer it
 - `finding`: the files that are made, until one answers the question
-- `known_files`: what is known of files, kept for other questions
+- `known_files`: records that are kept for other questions, among them what is known of files
 - `search_report`: the report
 - `search_run`: one search
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -109,6 +109,7 @@ class Costs:
     ):
         self._subject, self._timed, self._packed = subject, latencies is not None, packed
         self.techniques = tuple(techniques)
+        self._solved: dict[Any, Mixture] = {}
         table = _restricted(table, techniques)
         weights = {name: self._possible(name, table.of_weight(name)) for name in subject.products}
         groups = {name: table.of_group(name) for name in subject.orders}
@@ -301,12 +302,15 @@ class Costs:
         Raises:
             Unreachable: There is none.
         """
+        asked = name, frozenset(bounds.items())
+        if asked in self._solved:
+            return self._solved[asked]
         most = dict(bounds)
         if ARENA in most:
             arena = most.pop(ARENA)
             most |= dict.fromkeys(self._arenas, arena)
         minimised = self._arenas if name == ARENA else name
-        return self._mixture(choose(self.sizes, self.terms, minimised, most))
+        return self._solved.setdefault(asked, self._mixture(choose(self.sizes, self.terms, minimised, most)))
 
     def least_of_each(self, bounds: Mapping[str, float]) -> dict[str, float | None]:
         """Returns the least of each bounded cost while the other bounds hold; None where these cannot be met."""

@@ -134,7 +134,7 @@ class Judge:
         notes: Metrics that the model is compiled with and that cannot be the measure.
 
     Raises:
-        ValueError: There are labels, and nothing says how outputs are compared with them.
+        ValueError: There are labels, and nothing says how outputs are compared with them, or that is not finite.
     """
 
     def __init__(self, model: Any, data: SearchData, metric: Metric | None = None):
@@ -153,6 +153,11 @@ class Judge:
         self._measures = [OutputMetrics(model, self._batches(part), of_outputs=True) for part in parts_with_labels]
         self.metric = self._metric() if metric is None or data.labels is None else self._checked(metric)
         self.before = self.values(self.outputs)
+        if not np.isfinite(self.before).all():
+            raise ValueError(
+                f"A drop needs the {self.metric.title} of the model as it is. Received: {self.before[0]:g} on these "
+                "examples. Look for nan in labels, inputs and weights."
+            )
 
     def _metric(self) -> Metric:
         if self._data.labels is None:

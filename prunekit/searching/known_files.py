@@ -1,17 +1,47 @@
-"""What is known of files that were made, kept in the folder of a search for its next questions."""
+"""What a search keeps in its folder for its next questions: records, among them what is known of files."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from prunekit.anatomy.records.plain_data import Record, from_plain, plain
-from prunekit.core.runtime.partial_files import replace_file
+from prunekit.core.runtime.partial_files import replace_json
 from prunekit.searching.costs import Mixture
 from prunekit.searching.question import Made
+
+
+class _WithSettings(Protocol):
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What determines the record."""
+
+
+Kept = TypeVar("Kept", bound=_WithSettings)
+
+
+def kept_record(path: Path | None, empty: Kept, notes: list[str]) -> Kept:
+    """Returns the record at a path if it has the settings of an empty one; else the empty one.
+
+    Args:
+        path: Where it is kept; None keeps none.
+        empty: An empty record with its settings.
+        notes: A note is added for a file that cannot be read.
+    """
+    if path is None:
+        return empty
+    try:
+        found = from_plain(type(empty), json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return empty
+    except (ValueError, TypeError, RecursionError):
+        notes.append(f"{path.name} could not be read, and is made anew.")
+        return empty
+    return found if found.settings == empty.settings else empty
 
 
 @dataclass(frozen=True)
@@ -47,18 +77,11 @@ class KnownFiles:
     Args:
         path: Where they are kept; None keeps none.
         settings: What determines them; files of others are forgotten.
+        notes: A note is added if they cannot be read.
     """
 
-    def __init__(self, path: Path | None, settings: dict[str, Any]):
-        self._path, self._kept = path, _Kept(plain(settings))
-        if path is None:
-            return
-        try:
-            found: _Kept = from_plain(_Kept, json.loads(path.read_bytes()))
-        except (FileNotFoundError, ValueError, TypeError, RecursionError):
-            return
-        if found.settings == self._kept.settings:
-            self._kept = found
+    def __init__(self, path: Path | None, settings: Mapping[str, Any], notes: list[str]):
+        self._path, self._kept = path, kept_record(path, _Kept(plain(settings)), notes)
 
     def made(self) -> list[Made]:
         """Returns the files, without their models."""
@@ -87,4 +110,4 @@ class KnownFiles:
     def _keep(self, kept: _Kept) -> None:
         self._kept = kept
         if self._path is not None:
-            replace_file(self._path, (json.dumps(kept.to_dict(), indent=1) + "\n").encode())
+            replace_json(self._path, kept.to_dict())

@@ -27,6 +27,7 @@ from prunekit.delivery.integers.integer_io import FloatEndError
 from prunekit.delivery.litert.latency import Latencies, input_arrays, measured_latencies, plain_file
 from prunekit.delivery.litert.litert import input_specs
 from prunekit.searching.searched_model import SearchedModel
+from prunekit.searching.time_limit import NO_LIMIT, TimeLimit
 from prunekit.techniques.factorize.forms import Structure
 from prunekit.techniques.factorize.new_model import with_random_factors
 from prunekit.techniques.quantize.after_training import quantize_model
@@ -108,7 +109,8 @@ def layer_latencies(
     bits: Sequence[int],
     progress: Callable[[int, int, str], None],
     structures: Mapping[str, Sequence[Structure]] | None = None,
-) -> list[LayerSeconds]:
+    limit: TimeLimit = NO_LIMIT,
+) -> tuple[list[LayerSeconds], list[str]]:
     """Measures the layer of each weight whose level is chosen, one thread, all files in turns.
 
     Args:
@@ -116,6 +118,10 @@ def layer_latencies(
         bits: Bits that a file stores.
         progress: Told of each file: (done, total, text).
         structures: Name of a weight -> forms and ranks in its place that are measured, too.
+        limit: When the measurements end. The layers that multiply most come first; the first one is always measured.
+
+    Returns:
+        The rows, and the weights that there was no time for.
 
     Raises:
         ScriptFailed: A file does not run.
@@ -124,28 +130,35 @@ def layer_latencies(
     makers: dict[str, Callable[[], tuple[bytes, dict[str, np.ndarray]]]] = {}
     # A separable convolution has two weights, and is counted with the last one.
     names = {id(product.target.layer): name for name, product in subject.products.items()}
-    for name in names.values():
+    # A lookup of whole numbers takes next to no time.
+    timed = [name for name in names.values() if _products(subject, name)]
+    # Number of files after those of each layer.
+    ends: dict[str, int] = {}
+    for name in sorted(timed, key=lambda name: -_products(subject, name)):
         layer = subject.products[name].target.layer
-        # A lookup of whole numbers takes next to no time.
-        if id(layer) not in subject.shapes or not subject.shapes[id(layer)].reads_floats:
-            continue
         for structure, width in itertools.product((None, *(structures or {}).get(name, ())), bits):
             for corner in _corners(layer, structure):
                 one = _OneLayer(layer, subject.shapes[id(layer)].inputs, width, *corner, structure)
                 makers.setdefault(one.key, one.file)
                 wanted.setdefault((name, width, structure), []).append((*one.shares, one.key))
+        ends[name] = len(makers)
     numbers = {key: number for number, key in enumerate(makers)}
     with tempfile.TemporaryDirectory() as folder:
         paths, arrays = [], []
         for number, make in enumerate(makers.values()):
+            if number >= min(ends.values()) and limit.left < _LAYER_SECONDS * number:
+                break
             content, given = make()
             paths.append(Path(folder, f"{number}.tflite"))
             paths[-1].write_bytes(content)
             arrays.append(given)
             progress(number + 1, len(makers), "a file of one layer")
         found = measured_latencies(paths, arrays, max(_LEAST_SECONDS, _LAYER_SECONDS * len(paths)))
+    late = [name for name in timed if ends[name] > len(paths)]
     rows = []
     for (name, width, structure), corners in wanted.items():
+        if name in late:
+            continue
         points = [(u, v, found.seconds(numbers[key])) for u, v, key in corners]
         if structure is None:
             rows.append(LayerSeconds(name, width, *_bilinear(points)))
@@ -156,7 +169,14 @@ def layer_latencies(
             first, second = (math.prod(shape) for shape in subject.layouts[name].shapes(structure))
             parts = 0.0, points[0][2] * first / (first + second), points[0][2] * second / (first + second), 0.0
         rows.append(LayerSeconds(name, width, *parts, structure.form, structure.ranks[0]))
-    return rows
+    return rows, late
+
+
+def _products(subject: SearchedModel, name: str) -> float:
+    """Returns how many products a layer that can be timed by itself computes for an example; 0 for another one."""
+    target = subject.products[name].target
+    shapes = subject.shapes.get(id(target.layer))
+    return shapes.positions(target) * target.size if shapes is not None and shapes.reads_floats else 0.0
 
 
 def _corners(layer: Any, structure: Structure | None) -> list[tuple[bool, bool]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,10 +14,10 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.files.digests import architecture_digest, data_digest, model_digest
-from prunekit.anatomy.records.plain_data import from_plain, plain
+from prunekit.anatomy.records.plain_data import plain
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.model_copies import copied_model
-from prunekit.core.runtime.partial_files import replace_file
+from prunekit.core.runtime.partial_files import replace_json
 from prunekit.delivery.litert.arena import arena_bytes
 from prunekit.delivery.litert.model_measures import machine
 from prunekit.delivery.reports.formatting import names
@@ -29,8 +28,8 @@ from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
 from prunekit.searching.finding import Finder
 from prunekit.searching.judge import Judge, SearchData, first_rows
-from prunekit.searching.known_files import KnownFiles
-from prunekit.searching.latencies import FileClock, by_weight, layer_latencies
+from prunekit.searching.known_files import KnownFiles, kept_record
+from prunekit.searching.latencies import FileClock, LayerSeconds, by_weight, layer_latencies
 from prunekit.searching.question import MINIMISED, Made, Question
 from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport, TechniqueAlone
 from prunekit.searching.searched_model import EIGHT_BITS, SearchedModel
@@ -48,7 +47,7 @@ from prunekit.version import __version__
 TABLES = {target: f"scan-{target}.json" for target in get_args(SearchTarget)}
 # What is known of files, by target.
 FILES = {target: f"files-{target}.json" for target in get_args(SearchTarget)}
-# Share of the time for the table.
+# Share of the time for the table, and of what is left then for latencies of layers.
 _TABLE = 0.5
 # Names in a note.
 _NAMED = 8
@@ -103,6 +102,7 @@ class SearchRun:
         self._notes += self._judge.notes
         self._clock: FileClock | None = None
         self._counts_arena = False
+        self._costs: dict[tuple[str, ...], Costs] = {}
 
     def _check_drop(self, drop: float) -> None:
         """Refuses points where a fraction is wanted."""
@@ -152,12 +152,11 @@ class SearchRun:
             "architecture": architecture_digest(self._model),
             "data": data_digest((self._data.fitted, self._data.measured)),
         }
-        settings = settings_of(levels, hashes)
-        known = Table(settings) if path is None else self._kept_table(path, settings)
+        known = kept_record(path, Table(settings_of(levels, hashes)), self._notes)
 
         def keep(table: Table) -> None:
             if path is not None:
-                replace_file(path, (json.dumps(table.to_dict(), indent=1) + "\n").encode())
+                replace_json(path, table.to_dict())
 
         def told(done: int, total: int, name: str) -> None:
             self._progress(done, total, f"measured {name}")
@@ -177,21 +176,28 @@ class SearchRun:
                 "There was no time to measure these weights and groups, which have 8 bits and all channels: "
                 f"{names(late, _NAMED)}."
             )
-        seconds = None
-        if question.is_timed:
-            structures = self._table.extreme_structures() if "factorize" in self._techniques else {}
-            if self._table.machine != machine() or not self._table.has_latencies(structures):
-                rows = layer_latencies(self._subject, STORED_BITS, self._progress, structures)
-                self._table = replace(self._table, latencies=tuple(rows), machine=machine())
+        self._seconds = self._layer_seconds(keep) if question.is_timed else None
+        self._costs.clear()
+
+    def _layer_seconds(self, keep: Callable[[Table], None]) -> dict[str, list[LayerSeconds]]:
+        """Returns the seconds of layers by weight, measured where the table lacks them."""
+        structures = self._table.extreme_structures() if "factorize" in self._techniques else {}
+        if self._table.machine != machine() or not self._table.has_latencies(structures):
+            limit = self._limit.share(_TABLE)
+            rows, late = layer_latencies(self._subject, STORED_BITS, self._progress, structures, limit)
+            self._table = replace(self._table, latencies=tuple(rows), machine=machine())
+            if late:
+                self._is_whole = False
+                self._notes.append(f"There was no time for the latencies of these layers: {names(late, _NAMED)}.")
+            else:
                 keep(self._table)
-            seconds = by_weight(self._table.latencies)
-            if not seconds:
-                raise ValueError(
-                    f"No layer of the model {self._model.name!r} can be timed by itself. Ask for bytes, and measure "
-                    "the file."
-                )
-        self._seconds = seconds
-        self._costs = self._costs_of(self._techniques)
+        found = by_weight(self._table.latencies)
+        if not found:
+            raise ValueError(
+                f"No layer of the model {self._model.name!r} can be timed by itself. Ask for bytes, and measure the "
+                "file."
+            )
+        return found
 
     def _path(self, names: Mapping[str, str]) -> Path | None:
         return None if self._folder is None else self._folder / names[self._target]
@@ -201,21 +207,14 @@ class SearchRun:
         groups = list(self._subject.orders) if "shrink" in self._techniques else []
         return groups + (list(self._subject.products) if set(self._techniques) - {"shrink"} else [])
 
-    def _kept_table(self, path: Path, settings: dict[str, Any]) -> Table:
-        """Returns the table at a path if it is of the same model, data and levels; else an empty one."""
-        try:
-            found: Table = from_plain(Table, json.loads(path.read_bytes()))
-        except FileNotFoundError:
-            return Table(settings)
-        except (ValueError, TypeError, RecursionError):
-            self._notes.append(f"{path.name} could not be read, and was measured again.")
-            return Table(settings)
-        return found if found.settings == settings else Table(settings)
-
     def _costs_of(self, techniques: Sequence[str]) -> Costs:
-        return Costs(
-            self._subject, self._table, packed=self._form.packed, techniques=techniques, latencies=self._seconds
-        )
+        """Returns the costs of the mixtures of some techniques, which are counted once."""
+        some = tuple(techniques)
+        if some not in self._costs:
+            self._costs[some] = Costs(
+                self._subject, self._table, packed=self._form.packed, techniques=some, latencies=self._seconds
+            )
+        return self._costs[some]
 
     def answer(self, question: Question, train: Train | None = None) -> tuple[Built, SearchReport]:
         """Returns the file that answers a question, and how it was found.
@@ -228,11 +227,11 @@ class SearchRun:
             ValueError: No file answers it.
         """
         trained = None if train is None else lambda made: self._trained(made, train)
-        fewer = [self._costs_of(some) for some in self._subsets()]
+        fewer = [functools.partial(self._costs_of, some) for some in self._subsets()]
         known = self._known(question)
         finder = Finder(
             question,
-            self._costs,
+            self._costs_of(self._techniques),
             lambda mixture: known.with_file(self._file(mixture)),
             trained,
             self._progress,
@@ -252,7 +251,7 @@ class SearchRun:
         """Returns the files that were made for other drops."""
         path, data = self._path(FILES), self._data
         if path is None:
-            return KnownFiles(None, {})
+            return KnownFiles(None, {}, self._notes)
         # What the metric says of the model tells metrics of one name apart.
         metric = plain(self._judge.metric), self._judge.before
         settings = {
@@ -266,7 +265,7 @@ class SearchRun:
             "machine": machine() if question.is_timed else "",
             "version": __version__,
         }
-        return KnownFiles(path, settings)
+        return KnownFiles(path, settings, self._notes)
 
     @property
     def _used(self) -> tuple[str, ...]:
@@ -368,12 +367,14 @@ class SearchRun:
         mixture = made.mixture
         besides = made.bytes - mixture.costs["bytes"]
         used = self._used
-        if len(used) < 2 or not self._limit.left:
+        if len(used) < 2:
             return ()
         only_time = question.drop is None and set(question.costs) == {"latency"}
         goal = "latency" if only_time else MINIMISED[question.profile]
         found = []
         for together in [*((name,) for name in used), used]:
+            if not self._limit.left:
+                break
             costs = self._costs_of(together)
             try:
                 one = costs.least(goal, {"error": max(mixture.error, costs.errors[0]) * (1 + 1e-6)})

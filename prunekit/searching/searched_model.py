@@ -56,7 +56,7 @@ class LayerShapes:
         found = {"inputs": float(math.prod(self.inputs)), "outputs": float(math.prod(self.outputs))}
         if isinstance(target.layer, SEPARABLE):
             kernel = target.layer.depthwise_kernel.shape
-            middle = self._positions * kernel[-2] * kernel[-1]
+            middle = math.prod(self.outputs[:-1]) * kernel[-2] * kernel[-1]
             found["outputs" if target.role == "depthwise_kernel" else "inputs"] = float(middle)
         return found
 
@@ -66,16 +66,11 @@ class LayerShapes:
             return 0
         # The first layer of "separable" has the vertical strides alone.
         longer = target.layer.strides[1] if structure.form == FORM_SEPARABLE else 1
-        outputs = math.prod(target.shape[axis] for axis in target.out_axes)
-        return math.prod(self.outputs) // outputs * longer * structure.ranks[0]
+        return int(self.positions(target)) * longer * structure.ranks[0]
 
     def positions(self, target: Target) -> float:
         """Returns how many vectors the layer multiplies by a weight in one example."""
         return max(1.0, math.prod(self.outputs) / math.prod(target.shape[axis] for axis in target.out_axes))
-
-    @property
-    def _positions(self) -> int:
-        return math.prod(self.outputs[:-1])
 
 
 def _walked(model: Any, inputs: Any) -> tuple[Sequence[GraphStep], dict[int, LayerShapes], list[int]]:

@@ -40,7 +40,7 @@ class Clock:
         return 1e-9 * len(content)
 
 
-def layers_of(subject, bits, progress, structures):
+def layers_of(subject, bits, progress, structures, limit):
     """Seconds of layers: a nanosecond for each byte of a kernel; those of 4 bits take twice as long."""
     progress(1, 1, "a file of one layer")
     return [
@@ -48,7 +48,7 @@ def layers_of(subject, bits, progress, structures):
         for name, product in subject.products.items()
         for width in bits
         for one in [(), *((found.form, found.ranks[0]) for found in structures.get(name, ()))]
-    ]
+    ], []
 
 
 @pytest.fixture
@@ -136,10 +136,11 @@ def test_the_counted_arena_is_that_of_the_file(body, techniques):
     data = SearchData(images, 0)
     run = search_run.SearchRun(model, data, "microcontroller", (techniques,), 1e9, None)
     run.scan(run.question(0.9, None, None, "small", 10**9))
-    low, high = run._costs.errors
+    costs = run._costs_of((techniques,))
+    low, high = costs.errors
     counted = set()
     for error in np.geomspace(max(low, 1e-6) * 1.01, high, 3):
-        mixture = run._costs.least("arena", {"error": float(error)})
+        mixture = costs.least("arena", {"error": float(error)})
         file = build(run._subject, mixture, data.fitted, data.held_out[:64], FORMS["microcontroller"], memory=1e9).file
         # Kept channels are whole numbers, and tensors are aligned to 16 bytes.
         assert arena_bytes(file) == pytest.approx(mixture.costs["arena"], rel=0.05)

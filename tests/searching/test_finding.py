@@ -1,6 +1,7 @@
 """Which files a search makes and trains: those between an answer and the next bolder one, until one holds the drop."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -64,7 +65,7 @@ def techniques_of(one):
 
 
 def with_fewer(train=None, question=None):
-    fewer = [Costs(float(size)) for size in FACTORS][1:]
+    fewer = [partial(Costs, float(size)) for size in FACTORS][1:]
     return Finder(question or Question(drop=0.05), Costs(), of_some_techniques, train, lambda *told: None, fewer=fewer)
 
 

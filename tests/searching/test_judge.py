@@ -111,6 +111,15 @@ def test_a_loss_that_outputs_do_not_tell_is_refused():
         Judge(model, SearchData((X, labels), 0))
 
 
+@pytest.mark.thorough
+def test_labels_that_are_not_finite_are_refused():
+    model, _ = network(loss="mse", metrics=())
+    labels = np.eye(4, dtype="float32")[Y]
+    labels[::9] = np.nan
+    with pytest.raises(ValueError, match="the loss of the model as it is. Received: nan on these examples. Look for"):
+        Judge(model, SearchData((X, labels), 0))
+
+
 class OwnAccuracy(keras.metrics.SparseCategoricalAccuracy):
     """A metric of the user's own, which is one of Keras."""
 

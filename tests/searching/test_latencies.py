@@ -11,6 +11,7 @@ from prunekit.searching.costs import Costs
 from prunekit.searching.latencies import FileClock, LayerSeconds, by_weight, layer_axes, layer_latencies, seconds_of
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import RemovalRow, Table, WeightRow
+from prunekit.searching.time_limit import TimeLimit
 from prunekit.techniques.factorize.forms import Structure
 
 IMAGES = np.random.default_rng(0).normal(size=(40, 12, 12, 3)).astype("float32")
@@ -116,7 +117,8 @@ def test_each_layer_is_measured_at_its_widths_and_equal_ones_once(subject, monke
     monkeypatch.setattr(latencies, "measured_latencies", counted)
     told = []
     low_rank = {"third/kernel": [Structure("separable", (rank,)) for rank in (2, 6)]}
-    found = layer_latencies(subject, (8, 4), lambda *one: told.append(one), low_rank)
+    found, late = layer_latencies(subject, (8, 4), lambda *one: told.append(one), low_rank)
+    assert late == []
     rows = [row for row in found if not row.form]
     assert {(row.weight, row.bits) for row in rows} == {(name, bits) for name in subject.products for bits in (8, 4)}
     assert [(row.weight, row.form, row.rank, row.bits) for row in found if row.form] == [
@@ -129,6 +131,14 @@ def test_each_layer_is_measured_at_its_widths_and_equal_ones_once(subject, monke
     assert whole["second/kernel", 8] == whole["third/kernel", 8]
     assert whole["second/kernel", 8] > whole["head/kernel", 8]
     assert len(files[0]) > 0 and all(b"TFL3" in one[:8] for one in files)
+
+
+@pytest.mark.thorough
+def test_after_the_limit_the_layer_that_multiplies_most_is_measured(subject):
+    found, late = layer_latencies(subject, (8, 4), lambda *one: None, limit=TimeLimit.after(0))
+    # "third" is equal to "second".
+    assert {row.weight for row in found} == {"second/kernel", "third/kernel"}
+    assert late == ["first/kernel", "depthwise/kernel", "head/kernel"]
 
 
 def test_a_clock_takes_the_share_of_turns_with_the_file_in_float32(monkeypatch):

@@ -1,6 +1,7 @@
 """Writes files under another name until they are whole, with errors that name the file asked for."""
 
 import contextlib
+import json
 import os
 import tempfile
 import warnings
@@ -130,6 +131,11 @@ def replace_file(path: Path, content: bytes) -> None:
     """
     with partial_file(path, f".{path.name}.partial") as partial:
         partial.write_bytes(content)
+
+
+def replace_json(path: Path, values: Any) -> None:
+    """Writes values that JSON has, in place of an older file."""
+    replace_file(path, (json.dumps(values, indent=1) + "\n").encode())
 
 
 def save_model(model: Any, path: Path) -> None:

@@ -1,14 +1,13 @@
 """Runs a recipe over a grid of values; writes a run directory per point, and one table and picture of all points."""
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prunekit.core.runtime.partial_files import checked_folder, replace_file
+from prunekit.core.runtime.partial_files import checked_folder, replace_file, replace_json
 from prunekit.core.runtime.ray_tasks import load_ray
 from prunekit.delivery.plots.plots import to_png
 from prunekit.delivery.plots.sweep_plot import sweep_figure
@@ -264,7 +263,7 @@ def _read(point: Point, folder: Path, size: str) -> SweptPoint:
 
 
 def _write_tables(report: SweepReport) -> None:
-    replace_file(report.directory / TABLE, (json.dumps(report.to_dict(), indent=1) + "\n").encode())
+    replace_json(report.directory / TABLE, report.to_dict())
     replace_file(report.directory / SHEET, sweep_csv(report).encode("utf-8", "backslashreplace"))
 
 
