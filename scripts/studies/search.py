@@ -54,7 +54,8 @@ on the other training images.
 "Drop": on the images that no choice has seen; "test": accuracy on the 10,000 test images, used for this alone. "Files":
 made and run by the search; "ranks": rank correlation of their predicted and measured errors, where none was trained.
 Seconds on two shared cores, other programs running. One run each. `scripts/study search` makes this page; runs that are
-not listed were not measured. An asterisk: measured before files of fewer techniques were made, with layers fitted to
+not listed were not measured. A training gives another network on another processor: rows whose dense accuracies differ
+are of two networks. An asterisk: measured before files of fewer techniques were made, with layers fitted to
 256 examples and 4,096 each to choose and to judge by.
 
 | network (dense, test) | bytes of | techniques | bytes | / best alone | drop | test | files | ranks | seconds |
@@ -116,6 +117,7 @@ def measured(run: str) -> Any:
         "before": report.seconds_before,
         "points": [(one.bytes, round(one.drop, 5)) for one in report.points],
         "alone": {one.techniques: round(one.bytes) for one in report.alone},
+        "dense": dense_accuracy(name),
     }
 
 
@@ -174,7 +176,7 @@ def page(results: Results) -> str:
         if run not in results.values:
             continue
         found, (name, goal, way) = results.values[run], run.split("; ")
-        dense = results.get(f"{name}; dense", lambda name=name: dense_accuracy(name))
+        dense = found["dense"]
         cost = "call" if goal.startswith("fast") else "bytes"
         keys = (f"{name}; {goal}; {other}" for other, used in WAYS[goal].items() if len(used) == 1)
         alone = [_least(results.values[key], cost) for key in keys if key in results.values]
