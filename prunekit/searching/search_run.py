@@ -262,7 +262,8 @@ class SearchRun:
             "bounds": question.costs,
             "data": data_digest((self._calibration, data.held_out, data.labels)),
             "metric": metric,
-            "machine": machine() if question.is_timed else "",
+            # Without time, fewer layers are timed.
+            "machine": (machine(), len(self._seconds)) if self._seconds is not None else "",
             "version": __version__,
         }
         return KnownFiles(path, settings, self._notes)
