@@ -52,7 +52,7 @@ class Finder:
             nothing.
         progress: Told of each file: (done, total, text).
         limit: No file is begun for which there is no time, unless none answers the question.
-        fewer: Return the costs of the mixtures of some of the techniques.
+        fewer: Functions that return the costs of the mixtures of some of the techniques.
         known: Files that were made before, without their models; they are not made again.
         answered: The drops that were answered from them; a search begins with them if there are any.
 
@@ -307,8 +307,7 @@ class Finder:
         """
         begun = self._count(train)
         for share in shares:
-            # Choices take time, too.
-            for costs in self._kinds(share) if self._has_time(trains=train is not None) else ():
+            for costs in self._kinds(share):
                 less = share
                 while self._count(train) - begun < most and self._has_time(trains=train is not None):
                     answer = self._answer()
@@ -332,8 +331,12 @@ class Finder:
         answer = self._answer()
         found: list[tuple[float, Costs]] = []
         # The first one has all techniques, and was tried.
-        for costs in (self.costs, *(make() for make in self.fewer)):
-            mixture = self._below(costs, answer.mixture, less) if answer is not None and self.limit.left else None
+        for counted in (lambda: self.costs, *self.fewer):
+            # Choices take time, too.
+            if answer is None or not self._has_time(trains=False):
+                break
+            costs = counted()
+            mixture = self._below(costs, answer.mixture, less)
             if mixture is not None and all(abs(mixture.error - error) > _SAME * error for error, _ in found):
                 found.append((mixture.error, costs))
         return [costs for _, costs in sorted(found, key=lambda one: one[0]) if costs is not self.costs]
@@ -456,11 +459,11 @@ class Finder:
     def _fewer_within(self, counted: Mapping[str, float]) -> None:
         """Makes files of fewer techniques within counted bounds."""
         begun = self._count(None)
-        for costs in (make() for make in self.fewer):
+        for costs in self.fewer:
             best = self._answer()
             if best is None or self._count(None) - begun == FEWER or not self._has_time(trains=False):
                 break
             with contextlib.suppress(Unreachable, *_FAILURES):
-                mixture = costs.least("error", counted)
+                mixture = costs().least("error", counted)
                 if mixture.error <= _FAR * best.mixture.error:
                     self._file(mixture)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -134,7 +135,7 @@ class Judge:
         notes: Metrics that the model is compiled with and that cannot be the measure.
 
     Raises:
-        ValueError: There are labels, and nothing says how outputs are compared with them, or that is not finite.
+        ValueError: Nothing says how outputs are compared with labels; the metric of the model is not finite.
     """
 
     def __init__(self, model: Any, data: SearchData, metric: Metric | None = None):
@@ -153,10 +154,11 @@ class Judge:
         self._measures = [OutputMetrics(model, self._batches(part), of_outputs=True) for part in parts_with_labels]
         self.metric = self._metric() if metric is None or data.labels is None else self._checked(metric)
         self.before = self.values(self.outputs)
-        if not np.isfinite(self.before).all():
+        wrong = next((value for value in self.before if not math.isfinite(value)), None)
+        if wrong is not None:
             raise ValueError(
-                f"A drop needs the {self.metric.title} of the model as it is. Received: {self.before[0]:g} on these "
-                "examples. Look for nan in labels, inputs and weights."
+                f"A drop needs the {self.metric.title} of the model as it is. Received: {wrong:g} on these examples. "
+                "Look for nan in labels, inputs and weights."
             )
 
     def _metric(self) -> Metric:

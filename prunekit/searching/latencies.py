@@ -160,16 +160,26 @@ def layer_latencies(
         if name in late:
             continue
         points = [(u, v, found.seconds(numbers[key])) for u, v, key in corners]
-        if structure is None:
-            rows.append(LayerSeconds(name, width, *_bilinear(points)))
-            continue
-        parts = _bilinear(points)
-        if len(points) == 1:
-            # One of the two layers has the inputs, the other one the outputs.
-            first, second = (math.prod(shape) for shape in subject.layouts[name].shapes(structure))
-            parts = 0.0, points[0][2] * first / (first + second), points[0][2] * second / (first + second), 0.0
-        rows.append(LayerSeconds(name, width, *parts, structure.form, structure.ranks[0]))
+        rows.append(_row(subject, name, width, structure, points))
     return rows, late
+
+
+def _row(
+    subject: SearchedModel,
+    name: str,
+    width: int,
+    structure: Structure | None,
+    points: Sequence[tuple[float, float, float]],
+) -> LayerSeconds:
+    """Returns the row of a weight, from (share of inputs, share of outputs, seconds) of its files."""
+    parts = _bilinear(points)
+    if structure is None:
+        return LayerSeconds(name, width, *parts)
+    if len(points) == 1:
+        # One of the two layers has the inputs, the other one the outputs.
+        first, second = (math.prod(shape) for shape in subject.layouts[name].shapes(structure))
+        parts = 0.0, points[0][2] * first / (first + second), points[0][2] * second / (first + second), 0.0
+    return LayerSeconds(name, width, *parts, structure.form, structure.ranks[0])
 
 
 def _products(subject: SearchedModel, name: str) -> float:

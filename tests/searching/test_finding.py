@@ -1,12 +1,14 @@
 """Which files a search makes and trains: those between an answer and the next bolder one, until one holds the drop."""
 
+import math
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from prunekit.searching.costs import Mixture
-from prunekit.searching.finding import FEWER, FEWER_TRAINED, TRAINED, Finder
+from prunekit.searching.finding import _SMALLER, FEWER, FEWER_TRAINED, TRAINED, Finder
 from prunekit.searching.question import Made, Question
 from prunekit.searching.time_limit import OutOfTime
 
@@ -76,6 +78,21 @@ def test_fewer_techniques_are_the_answer_where_they_lose_less_at_the_same_size()
     assert techniques_of(found) == 120 and 7200 <= found.bytes < 10500
     sizes = [techniques_of(one) for one in search.made]
     assert len([one for one in sizes if one > 100]) <= FEWER and 500 not in sizes
+
+
+@pytest.mark.thorough
+def test_a_search_whose_time_ends_before_the_last_choice_is_not_complete():
+    limit, asked = SimpleNamespace(left=math.inf), []
+
+    def slow():
+        asked.append(limit.left)
+        limit.left = 0.0 if len(asked) == len(_SMALLER) else math.inf
+        return Costs(500.0)
+
+    search = with_fewer()
+    search.limit, search.fewer = limit, [slow, partial(Costs, 120.0)]
+    assert search.found().is_trained is False
+    assert asked == [math.inf] * len(_SMALLER) and not search.is_complete
 
 
 @pytest.mark.thorough
