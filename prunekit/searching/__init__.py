@@ -58,8 +58,7 @@ other: those of fewer techniques.
 
 The table is not measured again from the solution: the fit of the layers behind, without which errors say nothing, would
 undo the rounding and the zeros that the solution has there. Scaling the errors of each technique to what files had
-chooses no smaller files (tried on packed networks for MNIST, where zeros cost more than their sum), and goes wrong
-where files have an error in common, as those of probabilities do.
+chooses no smaller files (tried on packed networks for MNIST, where zeros cost more than their sum).
 
 Latency is measured, not modelled by operations: kernels of the same arithmetic differ by a factor of three. What a file
 of many layers takes beside their sum is known from the files that were made before (`finding`).

@@ -30,6 +30,8 @@ AGREEMENT, OUTPUT_ERROR = "agreement", "output_error"
 READ = 4 * (FITTED + MEASURED + CHOOSING + JUDGING)
 # Examples of a batch to which layers are fitted, and of one whose outputs are judged.
 _BATCH, _JUDGED = 32, 128
+# Step of the probabilities in an integer file.
+_STEP = 1 / 256
 # Most examples that are kept for a training.
 _TRAINED = 200_000
 
@@ -244,6 +246,9 @@ class Judge:
         return first, second
 
     def error(self, outputs: Sequence[np.ndarray]) -> float:
-        """Returns the squared error of outputs on the examples for the choice, as the table has it."""
+        """Returns the squared error of outputs on the examples for the choice, as the table has it.
+
+        Probabilities are compared as far as a file of 8-bit outputs tells them apart.
+        """
         part = slice(0, self._data.choosing)
-        return output_error([one[part] for one in self.outputs], [one[part] for one in outputs]) ** 2
+        return output_error([one[part] for one in self.outputs], [one[part] for one in outputs], least=_STEP) ** 2

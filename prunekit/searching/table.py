@@ -26,7 +26,9 @@ from prunekit.searching.time_limit import NO_LIMIT, Pace, TimeLimit
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.factorize.forms import Structure
 
-SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
+SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
+# Fewer channels than this share, and more zeros than that, are measured where the error before is at most so large.
+_FEW, _MOSTLY_ZERO, _SLIGHT = 0.25, 0.95, 0.02
 # LiteRT stores 5 to 8 bits in a byte, and fewer in half a byte; zeros do not pay there.
 STORED_BITS = (8, 4)
 # Share of zeros -> (bits, price of a bit), besides 8 bits: on four layers of a network for MNIST, these have the least
@@ -36,7 +38,7 @@ _SOME = ((6, 1.0), (5, 1.0), (4, 0.5), (3, 0.1))
 PACKED_BITS = {
     0.0: ((8, 1.0), (6, 1.0), (5, 0.5), (4, 0.5), (3, 0.2)),
     **dict.fromkeys((0.5, 0.7), _SOME),
-    **dict.fromkeys((0.8, 0.9, 0.95), _MANY),
+    **dict.fromkeys((0.8, 0.9, 0.95, 0.98, 0.99), _MANY),
 }
 # The same of arrays of low rank, besides 8 bits.
 _LOW_RANK = ((6, 1.0), (5, 1.0), (4, 0.5))
@@ -258,18 +260,29 @@ class _Scan:
         subject, product = self._subject, self._subject.products[name]
         target = product.target
         layer = LayerLevels(product, array_of(target.variable), measure.moments(product))
-        found = candidates(layer, self._levels.weights, functools.partial(subject.grid_of, target))
+        grid_of = functools.partial(subject.grid_of, target)
+        rows: list[WeightRow] = []
+        slight = True
+        for sparsity, levels in itertools.groupby(self._levels.weights, lambda level: level.sparsity):
+            if sparsity > _MOSTLY_ZERO and not slight:
+                break
+            found = candidates(layer, list(levels), grid_of)
+            made = [_row(name, one, measure.error(one.values)) for one in found]
+            slight = any(row.error <= _SLIGHT for row in made)
+            rows += made
         if name in subject.layouts:
             grid_of = functools.partial(subject.grid_of_factor, target)
-            factors = low_rank_candidates(layer, subject.layouts[name], self._levels.factors, grid_of)
-            found = itertools.chain(found, factors)
-        return [_row(name, one, measure.error(one.values)) for one in found]
+            found = low_rank_candidates(layer, subject.layouts[name], self._levels.factors, grid_of)
+            rows += [_row(name, one, measure.error(one.values)) for one in found]
+        return rows
 
     def _of_group(self, measure: RepairedScan, name: str) -> list[RemovalRow]:
         subject, order = self._subject, self._subject.orders[name]
-        rows = []
+        rows: list[RemovalRow] = []
+        error = 0.0
         for kept in subject.kept_counts(name, SHARES):
-            error = 0.0
+            if kept < _FEW * order.total and error > _SLIGHT:
+                break
             if kept < order.total:
                 error = measure.error(*removal_changes(subject.channels, subject.removed({name: kept})))
             rows.append(RemovalRow(name, order.total, kept, error))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import layers as L
 
+from prunekit.core.outputs.output_error import output_error
 from prunekit.delivery.reports.metrics import Metric
 from prunekit.searching.judge import Judge, SearchData
 
@@ -47,6 +48,19 @@ def test_the_model_computes_few_examples_at_a_time():
     judge = Judge(model, SearchData((X, Y), 0))
     judge.drops(judge.outputs)
     assert max(size for size in watched.sizes if size is not None) <= 128
+
+
+@pytest.mark.short(cases=1)
+@pytest.mark.parametrize("classes", [True, False])
+def test_probabilities_that_an_integer_file_rounds_are_hardly_changed(classes):
+    logits = 6 * RNG.normal(size=(900, 4)).astype("float32")
+    sure = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True) if classes else 1 / (1 + np.exp(-logits[:, :1]))
+    model = keras.Sequential([keras.Input(sure.shape[1:]), L.Activation("linear")])
+    judge = Judge(model, SearchData(sure, 0))
+    (before,) = judge.outputs
+    rounded = np.clip(np.round(before * 256), 0, 255) / 256
+    assert output_error([before], [rounded]) ** 2 > 10 * judge.error([rounded])
+    assert judge.error([rounded]) < 0.01 < judge.error([before[::-1]])
 
 
 @pytest.mark.short(cases=1)

@@ -312,6 +312,28 @@ def test_the_table_is_kept_after_each_row_and_taken_up_again():
         assert one.error == pytest.approx(other.error, rel=1e-4, abs=1e-9)
 
 
+@pytest.mark.thorough
+def test_few_channels_and_most_zeros_are_measured_where_a_step_before_hardly_changes_the_outputs():
+    model = network()
+    kernel, head = (model.get_layer(name).kernel for name in ("hidden", "head"))
+    # One of the units, and few entries, make most of the outputs.
+    value = np.where(np.arange(16) == 3, 1.0, 1e-3) * np.array(keras.ops.convert_to_numpy(kernel))
+    kernel.assign(np.where(np.arange(len(value))[:, None] % 150 == 0, 30.0, 1e-3) * value)
+    head.assign(np.array(keras.ops.convert_to_numpy(head)) * np.where(np.arange(16) == 3, 5.0, 0.05)[:, None])
+    subject = SearchedModel(model, FITTED, FLOATS)
+    levels = Levels(tuple(Level(zeros, 8) for zeros in (0.0, 0.95, 0.98, 0.99)))
+    table, _ = scan(subject, lambda: walk(model, subject), levels, Table(), lambda _: None)
+    left = {name: [(row.kept / row.channels, row.error) for row in table.of_group(name)] for name in subject.orders}
+    left |= {name: [(1 - row.sparsity, row.error) for row in table.of_weight(name)] for name in subject.products}
+    assert left["hidden"][-1][0] == 1 / 16 and left["hidden/kernel"][-1][0] == pytest.approx(0.01)
+    for name, found in left.items():
+        last = 0.25 if name in subject.orders else 0.05
+        slight = [error <= 0.02 for share, error in found if share <= last + 1e-9]
+        # Each step after the last one of all follows one of a small error, and the last one has a larger one.
+        assert all(slight[:-1]) and (not slight[-1] or name in ("hidden", "hidden/kernel"))
+    assert any(len(found) == 2 for found in left.values())
+
+
 def test_counted_bytes_are_those_of_the_smaller_weights():
     model = network()
     # A weight of low rank.
