@@ -16,7 +16,7 @@ from prunekit.core.runtime.ray_tasks import load_ray
 from prunekit.delivery.litert.model_measures import check_measure
 from prunekit.delivery.plots.files_plot import files_figure
 from prunekit.delivery.plots.plots import to_png
-from prunekit.operations.search_training import MixtureTraining
+from prunekit.operations.search_training import MixtureTraining, forget_trained
 from prunekit.searching.building import FORMS
 from prunekit.searching.costs import TECHNIQUES
 from prunekit.searching.judge import SearchData
@@ -66,6 +66,9 @@ class SearchResult:
         replace_file(path / FILE, self.file)
         if self.packed:
             replace_file(path / PACKED, self.packed)
+        else:
+            # Of another question.
+            (path / PACKED).unlink(missing_ok=True)
         replace_file(path / PICTURE, to_png(files_figure(self.report.picture.data)))
         replace_json(path / REPORT, self.report.to_dict())
         return path
@@ -197,8 +200,7 @@ def search(  # noqa: PLR0913
     result = SearchResult(made.model, report, made.file, made.packed)
     if folder is not None:
         result.save(folder)
-    if teacher is not None:
-        teacher.forget()
+        forget_trained(folder)
     return result
 
 

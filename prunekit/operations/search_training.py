@@ -59,7 +59,6 @@ class MixtureTraining:
 
     def __init__(self, model: Any, given: Any, folder: Path | None = None, identity: Any = None):
         self._model, self._folder, self._identity = model, folder, identity
-        self._paths: list[Path] = []
         self._function: Callable[[Any, list[Any]], Any] | None = given if callable(given) else None
         if self._function is not None:
             return
@@ -123,7 +122,6 @@ class MixtureTraining:
             path = None
             if self._folder is not None and subject is not None:
                 path = self._folder / _KEPT.format(hashlib.sha256((subject + mixture).encode()).hexdigest()[:16])
-                self._paths.append(path)
             if path is not None and path.exists():
                 run = QuantizationRun(model, batched(examples.fitted), training_options(options))
                 if _restore(run, path):
@@ -157,11 +155,6 @@ class MixtureTraining:
         if optimizer is not None:
             # Keras warns where it loads a model whose optimizer was not built.
             optimizer.build(model.trainable_variables)
-
-    def forget(self) -> None:
-        """Deletes the trained models that were kept."""
-        for path in self._paths:
-            path.unlink(missing_ok=True)
 
     def _subject(self, examples: SearchData, *, full_integer: bool) -> str | None:
         """Returns all that the trainings of one search have in common, as a text; None if it cannot be told."""
@@ -253,6 +246,12 @@ class _TrainingPace(keras.callbacks.Callback):
             told = f"A training takes about {duration(whole)}, and {left} were left: it was given up."
             self.late = OutOfTime(told, whole)
             self.model.stop_training = True
+
+
+def forget_trained(folder: Path) -> None:
+    """Deletes the trained models that searches have kept in a folder."""
+    for path in folder.glob(_KEPT.format("*")):
+        path.unlink(missing_ok=True)
 
 
 def _keep(path: Path, model: Any, trained: Snapshot) -> None:

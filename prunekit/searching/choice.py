@@ -90,7 +90,9 @@ def choose(
     program = _Program(sizes, terms)
     for less in (0.0, _FEASIBLE):
         found = program.solve(minimised, bounds, seconds, less)
-        if found is not None and all(found.totals[name] <= most * (1 + _ROUNDING) for name, most in bounds.items()):
+        if found is None:
+            break
+        if all(found.totals[name] <= most * (1 + _ROUNDING) for name, most in bounds.items()):
             return found
     raise Unreachable(f"No choice meets the bounds. Received: {dict(bounds)}.")
 

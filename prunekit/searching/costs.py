@@ -113,8 +113,7 @@ class Costs:
         table = _restricted(table, techniques)
         weights = {name: self._possible(name, table.of_weight(name)) for name in subject.products}
         groups = {name: table.of_group(name) for name in subject.orders}
-        # What no call reads was not measured.
-        self._rows = {name: self._undominated(name, rows, packed) for name, rows in weights.items() if rows}
+        self._rows = {name: self._undominated(name, rows, packed) for name, rows in weights.items()}
         self._groups = {name: rows for name, rows in groups.items() if rows}
         self._number = {name: i for i, name in enumerate([*self._rows, *self._groups])}
         self.sizes = [*map(len, self._rows.values()), *map(len, self._groups.values())]
@@ -130,10 +129,14 @@ class Costs:
             self.terms = [self._balanced(term) for term in self.terms]
 
     def _possible(self, name: str, rows: Sequence[WeightRow]) -> list[WeightRow]:
-        """Returns the rows without those that cannot be in the file: full integers look up codes of 8 bits alone."""
+        """Returns the rows without those that cannot be in the file: full integers look up codes of 8 bits alone.
+
+        A weight that was not measured has 8 bits, like those that no level is chosen for.
+        """
         is_table = self._subject.products[name].target.role == "embedding"
         whole_bytes = is_table and self._subject.preparation.options.full_integer
-        return [row for row in rows if not whole_bytes or row.bits == 8]
+        found = [row for row in rows if not whole_bytes or row.bits == 8]
+        return found or [WeightRow(name, 0.0, 8, 0.0, 0.0, (8.0,))]
 
     def _undominated(self, name: str, rows: Sequence[WeightRow], packed: bool) -> list[_Stored]:
         """Returns the levels for which no other has fewer bytes and less error, whatever channels are kept.
@@ -186,9 +189,8 @@ class Costs:
         found += part(target.out_axes, [one.bytes[1] if one.row.form else 0.0 for one in rows])
         more = _PACKED_LAYER if self._packed else _LAYER
         found += part((), [_CHANNEL * float(one.row.rank) + more if one.row.form else 0.0 for one in rows])
-        for axis in target.out_axes:
-            found += part((axis,), [_CHANNEL * target.shape[axis] / len(target.out_axes)] * len(rows))
-        return found
+        outputs = math.prod(target.shape[axis] for axis in target.out_axes)
+        return found + part(target.out_axes, [float(_CHANNEL * outputs)] * len(rows))
 
     def _latencies(self, name: str, seconds: Sequence[LayerSeconds]) -> list[Term]:
         """Returns the latency of a weight's layer: a constant, parts for its inputs and its outputs, and a product."""
@@ -319,7 +321,7 @@ class Costs:
             others = {other: most for other, most in bounds.items() if other != name}
             try:
                 mixture = self.least(name, others)
-            except Unreachable:
+            except (Unreachable, TimeoutError):
                 found[name] = None
             else:
                 found[name] = mixture.error if name == "error" else mixture.costs[name]
@@ -344,7 +346,8 @@ class Costs:
         levels = {name: rows[at[name]].row.level for name, rows in self._rows.items()}
         kept = {name: rows[at[name]].kept for name, rows in self._groups.items()}
         found = {**choice.totals, ARENA: max((choice.totals[name] for name in self._arenas), default=0.0)}
-        costs = {name: found[name] for name in self.counted}
+        # Where no layer was timed that is left, none has a latency.
+        costs = {name: found.get(name, 0.0) for name in self.counted}
         return Mixture(levels, kept, choice.totals["error"], costs, choice.gap, self.techniques)
 
 

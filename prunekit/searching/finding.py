@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,6 +38,11 @@ _UNUSED = 0.03
 _SCALES = (0.5, 2.0)
 # What a file fails with that cannot be made.
 _FAILURES = (IntegerExportError, UnequalOutputsError, ScriptFailed, TimeoutError, FloatingPointError)
+
+
+def _between(holds: float, fails: float) -> float:
+    """Returns a bound between two; where nothing is known of a wide gap, one not far below the larger."""
+    return max(math.sqrt(holds * fails), fails / _FACTOR**2)
 
 
 @dataclass(eq=False)
@@ -77,6 +82,8 @@ class Finder:
     _making: float = field(default=0.0, init=False)
     _training: float = field(default=0.0, init=False)
     _is_noted: bool = field(default=False, init=False)
+    # ids of the files that the search began with.
+    _before: Collection[int] = field(default=(), init=False)
 
     def found(self) -> Made:
         """Returns the file that answers the question, with its model.
@@ -86,6 +93,7 @@ class Finder:
         """
         drop = self.question.drop
         self.made = list(self.known) if self.answered else []
+        self._before = {id(one) for one in self.made}
         is_known = self.train is None and drop in self.answered
         while True:
             found = self._answer() if is_known else None
@@ -100,7 +108,7 @@ class Finder:
         """Returns the file of least cost within a drop."""
         low, high = self.costs.errors
         low = max(low * (1 + 1e-6), 1e-12)
-        holds = self._along(low, high, min(max(_START * drop, low), high), *self._bracket())
+        holds = self._along(low, high, min(max(_START * drop, low), high), *self._bracket(low))
         if self.train is not None:
             if holds is not None and holds >= high:
                 # Nothing is bolder, and a training may give back what it lost.
@@ -180,7 +188,10 @@ class Finder:
             except OutOfTime as late:
                 self._training, self._is_noted = max(self._training, late.seconds), True
                 self.notes.append(str(late))
-        self.made += [] if found in self.made else [found]
+        if found not in self.made:
+            # One that was known without its model was made again.
+            again = [one for one in same if one.is_trained is found.is_trained]
+            self.made = [*(one for one in self.made if one not in again), found]
         answer = self._answer()
         for one in self.made:
             # Models are large, and one is delivered.
@@ -222,11 +233,11 @@ class Finder:
             elif fails is None:
                 if holds >= high:
                     break
-                bound = min(holds * _FACTOR, high)
+                bound = min(max(holds * _FACTOR, first / _FACTOR**3), high)
             elif fails / holds < _NEAR:
                 break
             else:
-                bound = math.sqrt(holds * fails)
+                bound = _between(holds, fails)
             if not self._has_time(trains=train is not None):
                 break
             if self._holds(bound, train):
@@ -235,10 +246,10 @@ class Finder:
                 fails = bound
         return holds
 
-    def _bracket(self) -> tuple[float | None, float | None]:
+    def _bracket(self, low: float) -> tuple[float | None, float | None]:
         """Returns the largest error of a known file that holds the drop, and that of the next one, which fails."""
         known = [one for one in self.made if self._has_all(one)]
-        holds = max((one.mixture.error for one in known if self._is_liked(one)), default=None)
+        holds = max((max(one.mixture.error, low) for one in known if self._is_liked(one)), default=None)
         above = [one.mixture.error for one in known if one.mixture.error > (holds or 0.0) and not self._is_liked(one)]
         return holds, min(above, default=None)
 
@@ -256,11 +267,12 @@ class Finder:
             others = [one for one in self.made if self._has_all(one)]
             if answer is None:
                 bound = max(min((one.mixture.error for one in others), default=low) / _FACTOR, low)
-            elif len(others) < FILES and not answer.is_trained:
-                bolder = [one.mixture.error for one in others if one.mixture.error > answer.mixture.error]
-                if not bolder or min(bolder) < _NEAREST * answer.mixture.error:
+            elif sum(id(one) not in self._before for one in others) < FILES and not answer.is_trained:
+                least = max(answer.mixture.error, low)
+                bolder = [one.mixture.error for one in others if one.mixture.error > least]
+                if not bolder or min(bolder) < _NEAREST * least:
                     break
-                bound = math.sqrt(min(bolder) * answer.mixture.error)
+                bound = _between(least, min(bolder))
             else:
                 break
             if not self._has_time(trains=False):
@@ -290,13 +302,19 @@ class Finder:
 
     def _holds(self, error: float, train: Callable[[Made], Made] | None) -> bool:
         """Returns True if the file of least cost within an error holds the drop on the examples for the choice."""
-        try:
+        with self._noted():
             one = self._within(error, train)
+            # Without a file, more error is allowed, until others of the bounds can be met.
+            return one is None or one.drops[0] <= (self.question.drop or 0.0)
+        return False
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Adds a note for a file that cannot be made."""
+        try:
+            yield
         except _FAILURES as failure:
             self.notes.append(f"A file was not made: {failure}")
-            return False
-        # Without a file, more error is allowed, until others of the bounds can be met.
-        return one is None or one.drops[0] <= (self.question.drop or 0.0)
 
     # ---- fewer techniques --------------------------------------------------------------------------------------------
 
@@ -314,10 +332,8 @@ class Finder:
                     mixture = None if answer is None else self._below(costs, answer.mixture, less)
                     if mixture is None:
                         break
-                    try:
+                    with self._noted():
                         self._file(mixture, train)
-                    except _FAILURES as failure:
-                        self.notes.append(f"A file was not made: {failure}")
                     if self._answer() is answer:
                         break
                     less *= 2
@@ -428,10 +444,10 @@ class Finder:
         for _ in range(FILES):
             if self._answer() is not None and not self._has_time(trains=False):
                 break
-            count = len(self.made)
-            try:
+            count, one = len(self.made), None
+            with contextlib.suppress(Unreachable), self._noted():
                 one = self._file(self.costs.least("error", counted))
-            except (Unreachable, TimeoutError):
+            if one is None:
                 break
             used = max(one.costs[name] / most for name, most in bounds.items())
             if len(self.made) == count or 1 - _UNUSED <= used <= 1:
@@ -444,8 +460,11 @@ class Finder:
         if self._answer() is None:
             # The least of what the bounds are about.
             known = [name for name in bounds if name in self.costs.counted] or ["bytes"]
-            self._file(self.costs.least("balanced" if {"bytes", "latency"} <= set(known) else known[0], {}))
+            with self._noted():
+                self._file(self.costs.least("balanced" if {"bytes", "latency"} <= set(known) else known[0], {}))
         best = self._answer()
+        if best is None and not self.made:
+            raise ValueError(f"No file could be made. Received: {self.question}. {' '.join(self.notes)}")
         if best is None:
             smallest = min(self.made, key=lambda one: max(one.costs[name] / most for name, most in bounds.items()))
             raise ValueError(
@@ -453,7 +472,8 @@ class Finder:
                 f"{len(self.made)} files has {smallest}. Allow more."
             )
         if self.train is not None and self._has_time(trains=True):
-            self._file(best.mixture, self.train)
+            with self._noted():
+                self._file(best.mixture, self.train)
         return self._answer() or best
 
     def _fewer_within(self, counted: Mapping[str, float]) -> None:
@@ -463,7 +483,7 @@ class Finder:
             best = self._answer()
             if best is None or self._count(None) - begun == FEWER or not self._has_time(trains=False):
                 break
-            with contextlib.suppress(Unreachable, *_FAILURES):
+            with contextlib.suppress(Unreachable), self._noted():
                 mixture = costs().least("error", counted)
                 if mixture.error <= _FAR * best.mixture.error:
                     self._file(mixture)

@@ -93,6 +93,7 @@ def _gathered(data: Any, most: int) -> tuple[Any, Any, int]:
     for inputs, labels, _ in weighted_batches_of(data):
         batches.append((inputs, labels))
         count += len(keras.tree.flatten(inputs)[0])
+        _check_same_shapes(batches[0][0], inputs)
         drawn = drawn or (count if count >= READ else 0)
         if count >= most:
             break
@@ -105,6 +106,15 @@ def _gathered(data: Any, most: int) -> tuple[Any, Any, int]:
         )
 
     return joined(0), joined(1) if labelled else None, drawn or count
+
+
+def _check_same_shapes(first: Any, other: Any) -> None:
+    for one, another in zip(keras.tree.flatten(first), keras.tree.flatten(other), strict=True):
+        if one.shape[1:] != another.shape[1:]:
+            raise ValueError(
+                "A LiteRT file reads examples of one shape. Received: batches with examples of "
+                f"{tuple(one.shape[1:])} and {tuple(another.shape[1:])}. Pad them to one length."
+            )
 
 
 def batched(inputs: Any, size: int = _BATCH) -> list[Any]:
@@ -150,7 +160,7 @@ class Judge:
         self._structure = keras.tree.map_structure(lambda leaf: None, found[0])
         parts = zip(*map(keras.tree.flatten, found), strict=True)
         self.outputs = [np.concatenate([array_of(leaf).astype("float32") for leaf in leaves]) for leaves in parts]
-        self._loss = loss_names(model, len(self.outputs))[0]
+        self._losses = loss_names(model, len(self.outputs))
         self._parts = slice(0, data.choosing), slice(data.choosing, None)
         parts_with_labels = self._parts if data.labels is not None else ()
         self._measures = [OutputMetrics(model, self._batches(part), of_outputs=True) for part in parts_with_labels]
@@ -165,7 +175,7 @@ class Judge:
 
     def _metric(self) -> Metric:
         if self._data.labels is None:
-            same = class_agreement(self.outputs[0], self.outputs[0], self._loss)
+            same = self._agreement(self.outputs, slice(None))
             return Metric(OUTPUT_ERROR, "min") if same is None else Metric(AGREEMENT, "max", fraction=True)
         names = self._measured(self.outputs, 0)
         compiled = compiled_metrics(self._model)
@@ -205,7 +215,8 @@ class Judge:
         leaf = keras.tree.flatten(labels)[0]
         if len(outputs) != 1 or outputs[0].ndim != 2 or outputs[0].shape[1] < 2:
             return None
-        if self._loss is not None and "categorical" not in self._loss:
+        (loss,) = self._losses
+        if loss is not None and "categorical" not in loss:
             return None
         if leaf.shape == outputs[0].shape:
             return np.asarray(leaf.argmax(-1))
@@ -220,12 +231,18 @@ class Judge:
         if self._data.labels is None:
             if name == OUTPUT_ERROR:
                 return output_error([one[part] for one in self.outputs], [one[part] for one in outputs])
-            return float(class_agreement(self.outputs[0][part], outputs[0][part], self._loss))  # type: ignore[arg-type]
+            return float(self._agreement(outputs, part))  # type: ignore[arg-type]
         found = self._measured(outputs, number)
         if name in found:
             return found[name]
         classes = self._classes()
         return float((outputs[0][part].argmax(-1) == classes[part]).mean())  # type: ignore[index]
+
+    def _agreement(self, outputs: Sequence[np.ndarray], part: slice) -> float | None:
+        """Returns the least agreement of an output that is classes; None if none is."""
+        rows = zip(self.outputs, outputs, self._losses, strict=True)
+        found = [class_agreement(before[part], after[part], loss) for before, after, loss in rows]
+        return min((one for one in found if one is not None), default=None)
 
     def _batches(self, part: slice) -> list[Batch]:
         return [(*one, None) for one in batched(_rows((self._data.held_out, self._data.labels), part), _JUDGED)]

@@ -46,13 +46,17 @@ def kept_record(path: Path | None, empty: Kept, notes: list[str]) -> Kept:
 
 @dataclass(frozen=True)
 class KnownFile(Record):
-    """A file that was made; see `Made`."""
+    """A file that was made; see `Made`.
+
+    Attributes:
+        share: Time of a call as a share of that of the model's file in float32, in the same turns.
+    """
 
     mixture: Mixture
     drops: tuple[float, float]
     error: float
     bytes: int
-    seconds: float | None = None
+    share: float | None = None
     arena: int | None = None
 
 
@@ -78,16 +82,19 @@ class KnownFiles:
         path: Where they are kept; None keeps none.
         settings: What determines them; files of others are forgotten.
         notes: A note is added if they cannot be read.
+        whole: Seconds of a call of the model's file in float32, now.
     """
 
-    def __init__(self, path: Path | None, settings: Mapping[str, Any], notes: list[str]):
-        self._path, self._kept = path, kept_record(path, _Kept(plain(settings)), notes)
+    def __init__(self, path: Path | None, settings: Mapping[str, Any], notes: list[str], whole: float = 1.0):
+        self._path, self._kept, self._whole = path, kept_record(path, _Kept(plain(settings)), notes), whole
 
     def made(self) -> list[Made]:
         """Returns the files, without their models."""
-        return [
-            Made(one.mixture, None, one.drops, one.error, one.bytes, one.seconds, one.arena) for one in self._kept.files
-        ]
+        found = []
+        for one in self._kept.files:
+            seconds = None if one.share is None else one.share * self._whole
+            found.append(Made(one.mixture, None, one.drops, one.error, one.bytes, seconds, one.arena))
+        return found
 
     @property
     def answered(self) -> tuple[float | None, ...]:
@@ -97,7 +104,8 @@ class KnownFiles:
     def with_file(self, one: Made) -> Made:
         """Keeps what is known of a file, and returns it."""
         if all(map(math.isfinite, (*one.drops, one.error))):
-            known = KnownFile(one.mixture, one.drops, one.error, one.bytes, one.seconds, one.arena)
+            share = None if one.seconds is None else one.seconds / self._whole
+            known = KnownFile(one.mixture, one.drops, one.error, one.bytes, share, one.arena)
             others = [other for other in self._kept.files if not other.mixture.is_as(one.mixture)]
             self._keep(replace(self._kept, files=(*others, known)))
         return one

@@ -64,6 +64,9 @@ class RepairedScan:
             for `fitted`: where a repair needs more for all batches, it is fitted to fewer of them, to one at least.
         written: Bytes that each call writes for one example.
 
+    Raises:
+        ValueError: An output is not finite.
+
     Attributes:
         steps: The calls.
         at: The number of the next call.
@@ -85,6 +88,11 @@ class RepairedScan:
         self._products = {id(product.target.layer): product for product in products}
         self._runs = SuffixRuns(model, measured, list(model.variables), memory)
         self._outputs = self._measured()
+        if not all(np.isfinite(one).all() for one in self._outputs):
+            raise ValueError(
+                f"A search compares outputs. Received: the model {model.name!r}, whose outputs are not all finite on "
+                "these examples. Look for nan and infinity in weights and inputs, and for masks of minus infinity."
+            )
         flat = (self._pass.flat_inputs(batch) for batch in fitted)
         self._values = [dict(zip(self._pass.inputs, tensors, strict=True)) for tensors in flat]
         self._memory = memory

@@ -101,6 +101,7 @@ class SearchRun:
         self._judge = Judge(model, data, metric)
         self._notes += self._judge.notes
         self._clock: FileClock | None = None
+        self._most_time: tuple[float, bool] | None = None
         self._counts_arena = False
         self._costs: dict[tuple[str, ...], Costs] = {}
 
@@ -135,7 +136,7 @@ class SearchRun:
         """
         if drop is not None:
             self._check_drop(drop)
-        seconds = None
+        seconds, self._most_time = None, time
         if time is not None or profile != "small":
             self._clock = FileClock(self._model, self._data.fitted)
             if time is not None:
@@ -152,7 +153,11 @@ class SearchRun:
             "architecture": architecture_digest(self._model),
             "data": data_digest((self._data.fitted, self._data.measured)),
         }
-        known = kept_record(path, Table(settings_of(levels, hashes)), self._notes)
+        subject, data = self._subject, self._data
+        limit = self._limit.share(_TABLE)
+        inputs = ScanInputs(self._model, data.fitted, data.measured, levels, self._memory, self._options, limit)
+        settings = settings_of(levels, hashes) | {"examples": inputs.examples(subject), "version": __version__}
+        known = kept_record(path, Table(settings), self._notes)
 
         def keep(table: Table) -> None:
             if path is not None:
@@ -161,9 +166,6 @@ class SearchRun:
         def told(done: int, total: int, name: str) -> None:
             self._progress(done, total, f"measured {name}")
 
-        subject, data = self._subject, self._data
-        limit = self._limit.share(_TABLE)
-        inputs = ScanInputs(self._model, data.fitted, data.measured, levels, self._memory, self._options, limit)
         useful = None if math.isinf(limit.end) else self._choosable()
         if self._workers == "ray" and missing(subject, known):
             known, notes = scan_by_ray(subject, inputs, known, keep, told, useful)
@@ -259,14 +261,15 @@ class SearchRun:
             "techniques": self._techniques,
             "target": self._target,
             "profile": question.profile,
-            "bounds": question.costs,
+            # A share of the time in float32 is another time whenever that is measured.
+            "bounds": {**question.costs, "latency": self._most_time},
             "data": data_digest((self._calibration, data.held_out, data.labels)),
             "metric": metric,
             # Without time, fewer layers are timed.
             "machine": (machine(), len(self._seconds)) if self._seconds is not None else "",
             "version": __version__,
         }
-        return KnownFiles(path, settings, self._notes)
+        return KnownFiles(path, settings, self._notes, 1.0 if self._clock is None else self._clock.whole)
 
     @property
     def _used(self) -> tuple[str, ...]:
@@ -390,6 +393,9 @@ class SearchRun:
         stored = {target.name: array_of(target.variable) for target in weights_of(built.model)}
         found = []
         for name, level in mixture.levels.items():
+            if (name, level) not in rows:
+                # It was not measured.
+                continue
             row, shape = rows[name, level], tuple(self._subject.products[name].target.shape)
             entries = np.concatenate([stored[array].ravel() for array in built.arrays[name]])
             zeros, rank = float((entries == 0).mean()), row.rank if len(built.arrays[name]) > 1 else None

@@ -18,7 +18,7 @@ from prunekit.anatomy.layers.targets import Target
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.core.outputs.graph_steps import GraphStep, steps_of
 from prunekit.core.runtime.backend import bytes_of
-from prunekit.core.statistics.channel_importance import GroupImportance, entry_scores, reasons_to_stay
+from prunekit.core.statistics.channel_importance import GroupImportance, entry_scores
 from prunekit.core.statistics.layer_products import LayerProduct, product_of, unfitted
 from prunekit.searching.judge import batched
 from prunekit.sparsity.scores import get_criterion
@@ -170,9 +170,8 @@ class SearchedModel:
         criterion = get_criterion(CRITERION)
         scores = entry_scores(self.channels, criterion, inputs if criterion.needs else None)
         importances = GroupImportance().of(self.channels, scores)
-        reasons = reasons_to_stay(self.channels)
-        rows = zip(self.channels.groups, importances, reasons, strict=True)
-        return {group.name: Order([group], [values]) for group, values, reason in rows if not reason}
+        rows = zip(self.channels.groups, importances, strict=True)
+        return {group.name: Order([group], [values]) for group, values in rows}
 
     @property
     def targets(self) -> list[Target]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
+
 from prunekit.core.layerwise.layerwise import Progress
 from prunekit.core.runtime.ray_tasks import by_ray, failure_text, thread_variables
 from prunekit.searching.judge import batched
@@ -47,10 +49,17 @@ class ScanInputs:
     options: QuantizationOptions
     limit: TimeLimit = NO_LIMIT
 
+    def examples(self, subject: SearchedModel) -> int:
+        """Returns to how many examples the layers behind a change are fitted if it reaches the whole model.
+
+        What that computes, before and after the change, has to fit into memory.
+        """
+        count = len(keras.tree.flatten(self.fitted)[0])
+        return int(min(count, max(_LEAST, self.memory // (2 * sum(subject.written)))))
+
     def measure(self, subject: SearchedModel) -> RepairedScan:
         """Returns the walk through the model."""
-        # What the whole model computes for a batch, before and after a change, has to fit into memory.
-        size = int(min(_FITTED, max(_LEAST, self.memory // (2 * sum(subject.written)))))
+        size = min(_FITTED, self.examples(subject))
         batches = batched(self.fitted, size), batched(self.measured, _MEASURED)
         return RepairedScan(self.model, *batches, list(subject.products.values()), self.memory, subject.written)
 

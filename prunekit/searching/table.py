@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -267,13 +268,13 @@ class _Scan:
             if sparsity > _MOSTLY_ZERO and not slight:
                 break
             found = candidates(layer, list(levels), grid_of)
-            made = [_row(name, one, measure.error(one.values)) for one in found]
+            made = list(_measured(name, found, measure))
             slight = any(row.error <= _SLIGHT for row in made)
             rows += made
         if name in subject.layouts:
             grid_of = functools.partial(subject.grid_of_factor, target)
             found = low_rank_candidates(layer, subject.layouts[name], self._levels.factors, grid_of)
-            rows += [_row(name, one, measure.error(one.values)) for one in found]
+            rows += _measured(name, found, measure)
         return rows
 
     def _of_group(self, measure: RepairedScan, name: str) -> list[RemovalRow]:
@@ -285,14 +286,19 @@ class _Scan:
                 break
             if kept < order.total:
                 error = measure.error(*removal_changes(subject.channels, subject.removed({name: kept})))
+            if not math.isfinite(error):
+                break
             rows.append(RemovalRow(name, order.total, kept, error))
         return rows
 
 
-def _row(name: str, one: Candidate, error: float) -> WeightRow:
-    level, bits = one.level, 8 if one.level.bits is None else one.level.bits
-    form, rank = ("", 0) if level.structure is None else (level.structure.form, level.structure.ranks[0])
-    return WeightRow(name, level.sparsity, bits, level.rate, error, one.entropies, form, rank)
+def _measured(name: str, found: Iterable[Candidate], measure: RepairedScan) -> Iterator[WeightRow]:
+    """Yields the rows of a weight, without those after which an output is not finite."""
+    for one in found:
+        error, level = measure.error(one.values), one.level
+        if math.isfinite(error):
+            form, rank = ("", 0) if level.structure is None else (level.structure.form, level.structure.ranks[0])
+            yield WeightRow(name, level.sparsity, level.bits or 8, level.rate, error, one.entropies, form, rank)
 
 
 def levels_for(*, packed: bool) -> Levels:

@@ -111,6 +111,8 @@ def test_turns_end_early_when_the_shares_are_precise(monkeypatch):
     noisy = {"a": lambda number: 1e-3, "b": lambda number: 2e-3 * np.exp(draw.normal())}
     assert len(with_clock(monkeypatch, steady, 60.0, 0.01)[0]) == 15
     assert len(with_clock(monkeypatch, noisy, 60.0, 0.01)[0]) > 100
+    # A share of itself is always 1.
+    assert len(with_clock(monkeypatch, {"b": noisy["b"]}, 1.0, 0.01)[0]) > 15
     slow = {"a": lambda number: 10.0, "b": lambda number: 1.0}
     assert len(with_clock(monkeypatch, slow, 1.0, 0.01)[0]) == 6
 

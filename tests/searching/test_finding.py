@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from prunekit.delivery.integers.integer_report import IntegerExportError
 from prunekit.searching.costs import Mixture
 from prunekit.searching.finding import _SMALLER, FEWER, FEWER_TRAINED, TRAINED, Finder
 from prunekit.searching.question import Made, Question
@@ -24,7 +25,7 @@ class Costs:
         self.size = size
 
     def least(self, goal, bounds):
-        error = bounds["error"] if goal == "bytes" else self.size / bounds["bytes"]
+        error = bounds.get("error", 1.0) if goal == "bytes" else self.size / bounds["bytes"]
         return Mixture({}, {str(self.size): round(1e9 * error)}, error, {"bytes": self.size / error}, 0)
 
 
@@ -130,6 +131,58 @@ class Folder:
         found = search.found()
         self.known = [replace(one, built=None) for one in search.made]
         return found
+
+
+def test_files_of_earlier_questions_leave_no_gap_before_the_answer():
+    # The examples for the choice allow a larger error than those that judge.
+    make = lambda mixture: made(mixture, (8, 10))  # noqa: E731
+    fresh, folder = Folder(), Folder()
+    fresh.make = folder.make = make
+    expected = fresh.search(0.2)
+    for number, drop in enumerate((0.02, 0.05, 0.1)):
+        folder.search(drop, answered=(0.02, 0.05)[:number])
+    assert len(folder.known) >= 9
+    found = folder.search(0.2, answered=(0.02, 0.05, 0.1))
+    assert found.bytes < 1.06 * expected.bytes
+
+
+@pytest.mark.thorough
+def test_a_known_file_without_any_error_is_where_a_search_begins():
+    class Free(Costs):
+        errors = (0.0, 1.0)
+
+    folder = Folder()
+    free = Mixture({}, {"100.0": 0}, 0.0, {"bytes": 1e6}, 0)
+    for known in (
+        [made(free, (10, 10))],
+        [made(free, (10, 10)), made(Costs().least("bytes", {"error": 0.1}), (10, 10))],
+    ):
+        folder.known = [replace(one, built=None) for one in known]
+        search = folder.finder(0.05, answered=(0.0,))
+        search.costs = Free()
+        assert 0.004 <= search.found().mixture.error <= 0.005
+
+
+class Failing:
+    """Writes no file, or trains none."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, *arguments):
+        raise self.error
+
+
+@pytest.mark.thorough
+def test_within_bytes_a_file_that_cannot_be_made_ends_nothing():
+    search = finder((2, 2), Question(bytes=20000))
+    search.train = Failing(FloatingPointError("It diverges."))
+    found = search.found()
+    assert not found.is_trained and search.notes == ["A file was not made: It diverges."]
+    search = finder((2, 2), Question(bytes=20000))
+    search.make = Failing(IntegerExportError("It differs."))
+    with pytest.raises(ValueError, match="No file could be made. Received: bytes=20,000. A file was not made: It diff"):
+        search.found()
 
 
 def test_another_drop_begins_between_the_files_that_are_known():

@@ -50,6 +50,23 @@ def test_the_model_computes_few_examples_at_a_time():
     assert max(size for size in watched.sizes if size is not None) <= 128
 
 
+@pytest.mark.thorough
+def test_without_labels_each_output_that_is_classes_has_to_agree():
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, [L.Dense(3, "softmax")(inputs), L.Dense(1)(inputs), L.Dense(4, "softmax")(inputs)])
+    judge = Judge(model, SearchData(X, 0))
+    first, value, second = judge.outputs
+    assert judge.metric.name == "agreement" and judge.drops([first, 2 * value, second]) == (0, 0)
+    assert judge.drops([first, value, second[:, ::-1]]) == (1, 1)
+
+
+@pytest.mark.thorough
+def test_batches_of_examples_of_several_lengths_are_refused():
+    batches = [(np.zeros((100, length, 2), "float32"), np.zeros(100, int)) for length in (5, 7)]
+    with pytest.raises(ValueError, match=r"reads examples of one shape. Received: .* \(5, 2\) and \(7, 2\). Pad them"):
+        SearchData(batches, 0)
+
+
 @pytest.mark.short(cases=1)
 @pytest.mark.parametrize("classes", [True, False])
 def test_probabilities_that_an_integer_file_rounds_are_hardly_changed(classes):

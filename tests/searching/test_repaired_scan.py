@@ -1,6 +1,7 @@
 """The scan: the layers that read a change are fitted, and the model is as it was; costs are those of real files."""
 
 import functools
+import math
 
 import keras
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from keras import layers as L
 from networks import outputs
 
+from prunekit.anatomy.records.plain_data import from_plain
 from prunekit.core.layerwise.layerwise import LayerwiseRepair
 from prunekit.core.outputs.output_error import output_error
 from prunekit.core.runtime.variable_values import replaced
@@ -26,6 +28,7 @@ from prunekit.searching.costs import Costs
 from prunekit.searching.judge import batched
 from prunekit.searching.repaired_scan import RepairedScan, ridge
 from prunekit.searching.searched_model import SearchedModel
+from prunekit.searching.shared_scan import ScanInputs
 from prunekit.searching.table import SHARES, Levels, RemovalRow, Table, WeightRow, levels_for, scan
 from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.factorize.factorizing import with_structures
@@ -376,6 +379,76 @@ def test_counted_bytes_are_those_of_the_smaller_weights():
         assert mixture.costs["bytes"] == pytest.approx(expected, rel=0.02)
     assert low_rank
     assert product_of(subject.targets[0]).target.name in subject.products
+
+
+def separable():
+    keras.utils.set_random_seed(4)
+    inputs = keras.Input((8, 8, 2))
+    x = L.Conv2D(12, 1, activation="relu", name="stem")(inputs)
+    x = L.DepthwiseConv2D(3, depth_multiplier=1, name="depthwise")(x)
+    return keras.Model(inputs, L.Dense(5, name="head")(L.GlobalAveragePooling2D()(x)))
+
+
+@pytest.mark.thorough
+def test_weights_that_were_not_measured_have_8_bits_and_are_counted():
+    model = separable()
+    subject = SearchedModel(model, FITTED, QuantizationOptions(full_integer=True))
+    rows = [WeightRow(name, 0.0, 8, 0.0, 0.0, (8.0,)) for name in subject.products]
+    removals = tuple(RemovalRow("stem", 12, kept, 0.1 * (12 - kept)) for kept in (12, 6))
+    found = []
+    for weights in (rows, ()):
+        costs = Costs(subject, Table({}, tuple(weights), removals), packed=False)
+        assert costs.counted == ("bytes", "arena")
+        mixture = costs.least("bytes", {"error": 1.0})
+        assert set(mixture.levels) == set(subject.products) and mixture.kept == {"stem": 6}
+        found.append(mixture.costs)
+    assert found[0] == found[1]
+    # An entry, a scale and a bias: of 2 x 6 and 9 x 6 entries with 6 channels each, and of 6 x 5 with 5.
+    assert found[0]["bytes"] == 2 * 6 + 9 * 6 + 6 * 5 + 8 * (6 + 6 + 5)
+
+
+@pytest.mark.thorough
+def test_changes_after_which_outputs_are_not_finite_are_no_rows():
+    model = network()
+    subject = SearchedModel(model, FITTED, FLOATS)
+    levels = Levels((Level(0.0, 8), Level(0.0, 4)))
+
+    class Overflowing(RepairedScan):
+        def error(self, values, masks=None):
+            found = super().error(values, masks)
+            return found if found < 1e-3 else math.inf
+
+    def measure():
+        products = list(subject.products.values())
+        return Overflowing(model, batched(FITTED, 32), batched(MEASURED, 48), products, 1e9, subject.written)
+
+    table, _ = scan(subject, measure, levels, Table(), lambda _: None)
+    assert {row.bits for row in table.weights} == {8}
+    assert all(math.isfinite(row.error) for row in (*table.weights, *table.removals))
+    assert all(table.of_group(name) for name in subject.orders)
+    assert from_plain(Table, table.to_dict()) == table
+    kernel = model.get_layer("head").kernel
+    kernel.assign(np.full(kernel.shape, np.inf))
+    with pytest.raises(ValueError, match="whose outputs are not all finite on these examples. Look for"):
+        walk(model, subject)
+
+
+@pytest.mark.thorough
+def test_a_model_without_removable_channels_has_weights_to_choose():
+    subject = SearchedModel(
+        keras.Sequential([keras.Input((6,)), L.Dense(3, name="head")]), FITTED[:, 0, :3, 0].repeat(2, 1), FLOATS
+    )
+    assert subject.orders == {} and set(subject.products) == {"head/kernel"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("share", [0.25, 1.0, 4.0])
+def test_the_table_tells_to_how_many_examples_memory_lets_layers_be_fitted(share):
+    model = network()
+    subject = SearchedModel(model, FITTED, FLOATS)
+    memory = share * 2 * sum(subject.written) * len(FITTED)
+    inputs = ScanInputs(model, FITTED, MEASURED, Levels(()), memory, FLOATS)
+    assert inputs.examples(subject) == min(24 * 4 * share, 96)
 
 
 def test_of_two_arrays_of_low_rank_one_loses_the_inputs_and_one_the_outputs():

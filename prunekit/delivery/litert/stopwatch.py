@@ -39,8 +39,8 @@ def times(paths: list[str], inputs: list[dict[str, np.ndarray]], seconds: float,
         paths: `.tflite` files with a signature.
         inputs: For each file one array per input name.
         seconds: Duration of all turns together; slow files take at least six turns.
-        precision: Earlier end: the half width of the interval of each file's share of the first one, divided by the
-            share.
+        precision: Earlier end for several files: the half width of the interval of each file's share of the first one,
+            divided by the share.
     """
     turns: list[np.ndarray] = []
     end = perf_counter() + seconds
@@ -61,8 +61,8 @@ def times(paths: list[str], inputs: list[dict[str, np.ndarray]], seconds: float,
 def _precise(turns: np.ndarray, precision: float) -> bool:
     if len(turns) < _LEAST_PRECISE_TURNS:
         return False
-    shares = (turns / turns[:, :1]).T
-    return all(np.ptp(interval(one)) / 2 <= precision * np.median(one) for one in shares)
+    shares = (turns[:, 1:] / turns[:, :1]).T
+    return len(shares) > 0 and all(np.ptp(interval(one)) / 2 <= precision * np.median(one) for one in shares)
 
 
 def _opened(path: str, inputs: dict[str, np.ndarray]) -> Callable[[], None]:

@@ -9,7 +9,7 @@ import numpy as np
 from prunekit.core.runtime.partial_files import replace_file
 from prunekit.delivery.litert.model_measures import check_measure
 from prunekit.operations.quantize import outputs_of
-from prunekit.operations.search_training import MixtureTraining
+from prunekit.operations.search_training import MixtureTraining, forget_trained
 from prunekit.recipe.datasets.batches import AdvancingOrder
 from prunekit.recipe.datasets.data import Data
 from prunekit.recipe.settings.search_settings import Search
@@ -19,9 +19,10 @@ from prunekit.recipe.state.run_inputs import RunInputs
 from prunekit.recipe.state.workspace import Workspace
 from prunekit.recipe.steps.integer_files import metrics_before, metrics_sections, written_integers
 from prunekit.recipe.steps.step_handler import PreparedStep, StepHandler, StepResult, require_backend
-from prunekit.searching.building import FORMS
+from prunekit.searching.building import FORMS, Built
 from prunekit.searching.costs import TECHNIQUES
 from prunekit.searching.judge import LEAST, READ, SearchData
+from prunekit.searching.search_report import SearchReport
 from prunekit.searching.search_run import TABLES, SearchRun
 from prunekit.sparsity.arguments import time_or_share
 from prunekit.techniques.shrink.channels.optimizer_state import compile_like
@@ -56,7 +57,7 @@ class SearchStep(StepHandler[PreparedStep]):
         settings, run, state = prepared.settings, workspace.run, workspace.state
         samples, labels = export_samples(workspace.model, run.data, run.recipe.seed)
         before, floats = metrics_before(workspace, samples), outputs_of(workspace.model, samples)
-        (built, report), training = _searched(settings, workspace)
+        built, report = _searched(settings, workspace)
         found = built.state
         workspace.replace_model(found.model)
         with found.simulating():
@@ -69,8 +70,7 @@ class SearchStep(StepHandler[PreparedStep]):
             replace_file(workspace.exports / f"{settings.name}.tflite.pack", built.packed)
             row = dataclasses.replace(row, packed_bytes=len(built.packed))
         state.exports.append(row)
-        if training is not None:
-            training.forget()
+        forget_trained(workspace.kept)
         return StepResult(
             model=workspace.model,
             metrics=simulated,
@@ -79,8 +79,8 @@ class SearchStep(StepHandler[PreparedStep]):
         )
 
 
-def _searched(settings: Search, workspace: Workspace) -> tuple[tuple[Any, Any], MixtureTraining | None]:
-    """Returns the file that was found with its report, and the training, which keeps what it trained."""
+def _searched(settings: Search, workspace: Workspace) -> tuple[Built, SearchReport]:
+    """Returns the file that was found, with its report."""
     run = workspace.run
     if run.data is None:
         raise ValueError("A search reads data.")
@@ -105,11 +105,11 @@ def _searched(settings: Search, workspace: Workspace) -> tuple[tuple[Any, Any], 
         workspace.exports.mkdir(parents=True, exist_ok=True)
         replace_file(workspace.exports / table, (folder / table).read_bytes())
         if settings.training is None:
-            return work.answer(question), None
+            return work.answer(question)
         fit = _Fit(settings, workspace)
         training = MixtureTraining(workspace.model, fit, folder, identity=settings.model_dump(mode="json"))
         train = training.of(examples, full_integer=FORMS[settings.target].full_integer, progress=progress)
-        return work.answer(question, train), training
+        return work.answer(question, train)
 
 
 class _Fit:
