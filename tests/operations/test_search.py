@@ -172,6 +172,7 @@ def test_a_metric_of_one_of_several_outputs_has_its_direction(digits):
     assert judge.drops(worse)[0] == pytest.approx(judge.before[0] - judge.values(worse)[0])
 
 
+@pytest.mark.thorough
 def test_a_regression_is_judged_by_its_metric():
     rng = np.random.default_rng(3)
     x = rng.normal(size=(800, 6)).astype("float32")
@@ -280,6 +281,7 @@ def test_nodes_of_a_cluster_measure_the_same_table(digits, found, tmp_path, monk
     assert report.notes == (gone,)
 
 
+@pytest.mark.thorough
 def test_without_ray_the_extra_is_named(digits, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"a search by Ray needs Ray.*pip install 'prunekit\[ray\]'"):

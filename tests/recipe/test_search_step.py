@@ -49,7 +49,7 @@ def images_network():
     return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), *network().layers])
 
 
-@pytest.mark.short(cases=3)
+@pytest.mark.short(cases=1)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_has_its_place(tmp_path, name):
     step, place, message = MISTAKES[name]
@@ -118,6 +118,7 @@ def test_the_run_goes_on_with_what_was_found_and_reports_by_the_test_data(parts,
     assert json.loads((exports / "scan-packed.json").read_text())["weights"]
 
 
+@pytest.mark.thorough
 def test_without_validation_data_training_examples_judge_with_a_note(parts, tmp_path):
     asked = {"bytes": "6kB", "target": "microcontroller", "arena": "64kB"}
     result = compress(recipe(TRAIN, {"search": asked}), network(), parts, output=tmp_path / "run")

@@ -54,6 +54,7 @@ def test_bounds_of_any_magnitude_are_met():
     assert best.totals["bytes"] == min(one["bytes"] for one in every if one["error"] <= 13e-7)
 
 
+@pytest.mark.thorough
 def test_bounds_that_nothing_meets_are_named():
     terms = [Term((0,), {"error": np.array([0.1, 0.4]), "bytes": np.array([90.0, 10.0])})]
     with pytest.raises(Unreachable, match="error': 0.05"):

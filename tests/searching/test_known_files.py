@@ -6,7 +6,7 @@ from prunekit.searching.costs import Mixture
 from prunekit.searching.known_files import KnownFiles
 from prunekit.searching.question import Made
 
-pytestmark = [pytest.mark.one_backend, pytest.mark.thorough]
+pytestmark = pytest.mark.one_backend
 
 
 def test_latencies_are_kept_as_shares_of_the_file_in_float32(tmp_path):

@@ -315,7 +315,6 @@ def test_the_table_is_kept_after_each_row_and_taken_up_again():
         assert one.error == pytest.approx(other.error, rel=1e-4, abs=1e-9)
 
 
-@pytest.mark.thorough
 def test_few_channels_and_most_zeros_are_measured_where_a_step_before_hardly_changes_the_outputs():
     model = network()
     kernel, head = (model.get_layer(name).kernel for name in ("hidden", "head"))
@@ -389,7 +388,6 @@ def separable():
     return keras.Model(inputs, L.Dense(5, name="head")(L.GlobalAveragePooling2D()(x)))
 
 
-@pytest.mark.thorough
 def test_weights_that_were_not_measured_have_8_bits_and_are_counted():
     model = separable()
     subject = SearchedModel(model, FITTED, QuantizationOptions(full_integer=True))
@@ -407,7 +405,6 @@ def test_weights_that_were_not_measured_have_8_bits_and_are_counted():
     assert found[0]["bytes"] == 2 * 6 + 9 * 6 + 6 * 5 + 8 * (6 + 6 + 5)
 
 
-@pytest.mark.thorough
 def test_changes_after_which_outputs_are_not_finite_are_no_rows():
     model = network()
     subject = SearchedModel(model, FITTED, FLOATS)
