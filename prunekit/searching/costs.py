@@ -17,13 +17,14 @@ from prunekit.searching.latencies import LayerSeconds, layer_axes, seconds_of, s
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import Table, WeightRow
 from prunekit.sparsity.shorthands import SearchTechnique
-from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES, stored_weight
+from prunekit.techniques.quantize.placement.stored_bytes import FLOAT_BYTES, ZERO_POINT_BYTES, stored_weight
 
 # Removal of channels, low rank, fewer than 8 bits, zeros.
 TECHNIQUES = get_args(SearchTechnique)
 # The most bytes that a layer reads and writes. In the program each layer has a cost of its own.
 ARENA = "arena"
-# Bytes of an output channel besides its entries: a scale and a bias of 32 bits.
+# Bytes of an output channel besides its entries: a scale and a bias of 32 bits. Layers with as many channels have their
+# zero points in common.
 _CHANNEL = 8
 # Bytes of one more layer besides its weights, in a LiteRT file and in a packed one: an operation, tensors and grids.
 _LAYER, _PACKED_LAYER = 600, 200
@@ -57,14 +58,15 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False)
 class _Stored:
-    """A level of a weight with the bytes of its arrays: one, or two of low rank."""
+    """A level of a weight with the bytes of its arrays: one, or two of low rank; and those that no removal saves."""
 
     row: WeightRow
     bytes: tuple[float, ...]
+    fixed: float
 
     @property
     def total(self) -> float:
-        return sum(self.bytes)
+        return sum(self.bytes) + self.fixed
 
     def beats(self, other: _Stored, *, timed: bool) -> bool:
         """Returns True if this has no more bytes than another one, and no more error, whatever channels are kept.
@@ -79,7 +81,7 @@ class _Stored:
             # Of a smaller rank is what it reads and writes between, too, and its time.
             fewer = all(a <= b for a, b in zip(self.bytes, other.bytes, strict=True)) if other.row.form else False
             return fewer and self.row.rank <= other.row.rank
-        return self.total <= other.total
+        return self.total <= other.total and self.fixed <= other.fixed
 
 
 class Costs:
@@ -107,7 +109,9 @@ class Costs:
         techniques: Sequence[str] = TECHNIQUES,
         latencies: Mapping[str, Sequence[LayerSeconds]] | None = None,
     ):
-        self._subject, self._timed, self._packed = subject, latencies is not None, packed
+        self._subject, self._timed = subject, latencies is not None
+        # Zero points are all the same, and no bytes of a packed file.
+        self._layer, self._zero_point = (_PACKED_LAYER, 0) if packed else (_LAYER, ZERO_POINT_BYTES)
         self.techniques = tuple(techniques)
         self._solved: dict[Any, Mixture] = {}
         table = _restricted(table, techniques)
@@ -156,13 +160,15 @@ class Costs:
         entries = [self._subject.products[name].target.size]
         if row.structure is not None:
             entries = [math.prod(shape) for shape in self._subject.layouts[name].shapes(row.structure)]
-        bits = row.entropies if packed else (self._stored_bits(name, row.bits),) * len(entries)
-        return _Stored(row, tuple(size * one / 8 for size, one in zip(entries, bits, strict=True)))
-
-    def _stored_bits(self, name: str, bits: int) -> float:
         target, preparation = self._subject.products[name].target, self._subject.preparation
         weight, width = self._subject.rounded_weight(target), preparation.options.activation_width
-        return 8 * stored_weight(preparation.placement, weight, bits, width).entries / target.size
+        stored = stored_weight(preparation.placement, weight, row.bits, width)
+        bits = row.entropies if packed else (8 * stored.entries / target.size,) * len(entries)
+        fixed = _CHANNEL * row.rank + self._layer if row.form else 0
+        if target.role == "embedding":
+            # A table of few bits has a scale for each row.
+            fixed += FLOAT_BYTES * stored.scales + self._zero_point * stored.zero_points
+        return _Stored(row, tuple(size * one / 8 for size, one in zip(entries, bits, strict=True)), float(fixed))
 
     def _errors(self) -> list[Term]:
         rows = {name: [one.row.error for one in found] for name, found in self._rows.items()}
@@ -184,12 +190,11 @@ class Costs:
             of_entry = np.array(values) / math.prod(target.shape[axis] for axis in read)
             return self._products([parts[axis] for axis in read], variables, of_entry)
 
-        found = part(range(len(parts)), [0.0 if one.row.form else one.total for one in rows])
+        found = part(range(len(parts)), [0.0 if one.row.form else one.bytes[0] for one in rows])
         found += part(target.in_axes, [one.bytes[0] if one.row.form else 0.0 for one in rows])
         found += part(target.out_axes, [one.bytes[1] if one.row.form else 0.0 for one in rows])
-        more = _PACKED_LAYER if self._packed else _LAYER
-        found += part((), [_CHANNEL * float(one.row.rank) + more if one.row.form else 0.0 for one in rows])
-        outputs = math.prod(target.shape[axis] for axis in target.out_axes)
+        found += part((), [one.fixed for one in rows])
+        outputs = 0 if target.role == "embedding" else math.prod(target.shape[axis] for axis in target.out_axes)
         return found + part(target.out_axes, [float(_CHANNEL * outputs)] * len(rows))
 
     def _latencies(self, name: str, seconds: Sequence[LayerSeconds]) -> list[Term]:
@@ -244,10 +249,14 @@ class Costs:
         return term if not shares else replace(term, costs={**term.costs, "balanced": np.sum(shares, axis=0)})
 
     def _others(self) -> list[Term]:
-        """Returns the bytes of the weights that no level is chosen for, as far as they lose channels."""
+        """Returns the bytes that a removal saves of zero points, and of the weights that no level is chosen for."""
         chosen = {id(self._subject.products[name].target.variable) for name in self._rows}
         integers = {id(one.variable) for one in self._subject.preparation.weights}
         found = []
+        if self._zero_point:
+            for name, rows in self._groups.items():
+                kept = np.array([row.kept for row in rows], float)
+                found.append(Term((self._number[name],), {"bytes": self._zero_point * kept}))
         for key, axes in self._subject.channels.links.weights.items():
             shape = tuple(axes.variable.shape)
             if key in chosen or len(shape) < 2:

@@ -196,12 +196,12 @@ class SearchReport(Displayed):
 
     def verdict(self) -> str:
         """Returns one sentence: bytes and the metric before and after."""
-        times = self.bytes_before / self.bytes
+        size = _times(self.bytes_before, self.bytes, "smaller", "larger")
         change = f"{self.metric.title} {self.metric.text(self.before)} -> {self.metric.text(self.after)}"
         time = "" if self.seconds is None else f" {1000 * self.seconds:.3g} ms"
         if self.seconds and self.seconds_before:
-            time += f", {self.seconds_before / self.seconds:.1f} times faster than the file in float32;"
-        return f"{self.bytes:,} bytes, {times:.1f} times smaller than the weights in float32;{time} {change}."
+            time += f", {_times(self.seconds_before, self.seconds, 'faster', 'slower')} than the file in float32;"
+        return f"{self.bytes:,} bytes, {size} than the weights in float32;{time} {change}."
 
     def sections(self) -> tuple[Section, ...]:
         """Returns the result, the files that were made, techniques alone, weights and groups."""
@@ -374,3 +374,8 @@ class SearchReport(Displayed):
         )
         rows = tuple((one.name, one.channels, one.kept, one.error) for one in self.groups)
         return Section("Channels", columns, rows, notes=() if rows else ("No channels can be removed.",))
+
+
+def _times(before: float, after: float, less: str, more: str) -> str:
+    """Returns by how many times a value is less or more than before, in words."""
+    return f"{before / after:.1f} times {less}" if after <= before else f"{after / before:.1f} times {more}"

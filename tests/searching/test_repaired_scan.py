@@ -375,6 +375,8 @@ def test_counted_bytes_are_those_of_the_smaller_weights():
                 stored += 8 * rank + 600
                 low_rank += 1
             expected += stored + 8 * units
+        # Zero points, once for all layers of a group.
+        expected += 8 * sum(mixture.kept.values())
         assert mixture.costs["bytes"] == pytest.approx(expected, rel=0.02)
     assert low_rank
     assert product_of(subject.targets[0]).target.name in subject.products
@@ -401,8 +403,27 @@ def test_weights_that_were_not_measured_have_8_bits_and_are_counted():
         assert set(mixture.levels) == set(subject.products) and mixture.kept == {"stem": 6}
         found.append(mixture.costs)
     assert found[0] == found[1]
-    # An entry, a scale and a bias: of 2 x 6 and 9 x 6 entries with 6 channels each, and of 6 x 5 with 5.
-    assert found[0]["bytes"] == 2 * 6 + 9 * 6 + 6 * 5 + 8 * (6 + 6 + 5)
+    # An entry, a scale and a bias: of 2 x 6 and 9 x 6 entries with 6 channels each, and of 6 x 5 with 5; 6 zero points.
+    assert found[0]["bytes"] == 2 * 6 + 9 * 6 + 6 * 5 + 8 * (6 + 6 + 5) + 8 * 6
+
+
+@pytest.mark.parametrize(("packed", "least"), [(False, 8), (True, 4)])
+def test_a_table_of_few_bits_is_counted_with_a_scale_for_each_row(packed, least):
+    model = keras.Sequential(
+        [
+            keras.Input((12,), dtype="int32"),
+            L.Embedding(500, 16, name="table"),
+            L.GlobalAveragePooling1D(),
+            L.Dense(3, name="head"),
+        ]
+    )
+    words = RNG.integers(0, 500, (96, 12)).astype("int32")
+    subject = SearchedModel(model, words, QuantizationOptions())
+    rows = [WeightRow("table/embeddings", 0.0, bits, 0.0, 1 / bits, (float(bits),)) for bits in (8, 4)]
+    costs = Costs(subject, Table({}, tuple(rows)), packed=packed)
+    found = {bits: costs.least("bytes", {"error": 1.01 / bits}).costs["bytes"] for bits in (8, 4)}
+    assert {one.bits for one in costs.least("bytes", {"error": 0.26}).levels.values()} == {8, least}
+    assert found[8] - found[4] == (500 * 16 * 4 / 8 - 500 * 4 if packed else 0)
 
 
 def test_changes_after_which_outputs_are_not_finite_are_no_rows():

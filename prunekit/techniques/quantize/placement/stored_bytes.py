@@ -17,7 +17,7 @@ from prunekit.techniques.quantize.placement.subpixels import subpixels
 from prunekit.techniques.quantize.placement.units import RoundedWeight
 
 L = keras.layers
-FLOAT_BYTES, _ZERO_POINT_BYTES = 4, 8
+FLOAT_BYTES, ZERO_POINT_BYTES = 4, 8
 # Constants of float operations with fewer entries, or fewer for each scale, would not become smaller.
 ENTRIES, PER_SCALE = 64, 8
 
@@ -44,7 +44,7 @@ class StoredWeight:
 
 def zero_point_bytes(weights: Iterable[StoredWeight]) -> int:
     """Returns the bytes of the zero points of weights in one file, which stores equal vectors once."""
-    return _ZERO_POINT_BYTES * sum({one.zero_points for one in weights})
+    return ZERO_POINT_BYTES * sum({one.zero_points for one in weights})
 
 
 def stored_weight(
