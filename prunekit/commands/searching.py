@@ -78,7 +78,10 @@ def _arena(text: str) -> float:
     help=f"What may be chosen: all, or some of {','.join(get_args(SearchTechnique))}.",
 )
 @click.option(
-    "--examples", type=AtLeast(1), default=5000, help="How many examples of --data are read, drawn at random."
+    "--examples",
+    type=AtLeast(1),
+    default=5000,
+    help="How many examples are read, drawn at random from the training part of --data.",
 )
 @click.option(
     "--epochs",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -205,7 +205,8 @@ def search(  # noqa: PLR0913
 
 
 def _techniques(given: Any) -> tuple[str, ...]:
-    listed = TECHNIQUES if given == "all" else (given,) if isinstance(given, str) else tuple(given)
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    listed = TECHNIQUES if given == "all" else tuple(given) if several else (given,)
     wrong = [one for one in listed if one not in TECHNIQUES]
     if wrong or not listed:
         raise ValueError(

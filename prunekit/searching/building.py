@@ -5,6 +5,7 @@ In each step, layers are fitted to their former outputs.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -167,6 +168,22 @@ def weights_of(model: Any) -> list[Target]:
     return find_targets(model, also=("depthwise_kernel", "embedding"))[0]
 
 
+def _sparsity(target: Target, sparsity: float, size: int) -> float:
+    """Returns the share of zeros of a weight that may have lost channels.
+
+    The few entries that a small weight keeps would not be enough for the channels that are left: one for each of these
+    stays, if there were as many.
+
+    Args:
+        target: The weight.
+        sparsity: The share of zeros at which it was measured.
+        size: How many entries it had then.
+    """
+    inputs, outputs = (math.prod(target.shape[axis] for axis in axes) for axes in (target.in_axes, target.out_axes))
+    least = min((1 - sparsity) * size, max(inputs, outputs))
+    return float(np.clip(1 - least / target.size, 0.0, sparsity))
+
+
 def _prune(
     subject: SearchedModel, model: Any, levels: Mapping[str, Level], batches: Sequence[Any], memory: float
 ) -> None:
@@ -174,7 +191,8 @@ def _prune(
     if not any(level.sparsity for level in levels.values()):
         return
     targets = [target for target in weights_of(model) if target.name in levels]
-    sparse = [Level(levels[target.name].sparsity) for target in targets]
+    sizes = {name: product.target.size for name, product in subject.products.items()}
+    sparse = [Level(_sparsity(target, levels[target.name].sparsity, sizes[target.name])) for target in targets]
     work = LayerwiseRepair(model, targets, LevelSolver(targets, sparse, subject.grid_of), memory=memory)
     work.run(batches)
     for variable, value in work.values:

@@ -432,6 +432,13 @@ class Finder:
             else ""
         )
         remedy = "Allow more, or train the mixtures (`training`)." if self.train is None else "Allow more."
+        if nearest and question.bytes is not None:
+            # What a file has besides its weights is that of the nearest one.
+            besides = nearest.bytes - nearest.mixture.costs["bytes"]
+            smallest = besides + self.costs.least("bytes", {}).costs["bytes"]
+            if smallest > question.bytes:
+                reach += f"; the smallest possible one has about {smallest:,.0f} bytes"
+                remedy = "Allow more bytes."
         without = " without training" if self.train is None else ""
         return f"No file holds the drop{without}. Received: {question}{reach}. {remedy}{why}"
 

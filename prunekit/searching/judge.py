@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.core.data.calibration import weighted_batches_of
+from prunekit.core.data.calibration import example_count, weighted_batches_of
 from prunekit.core.outputs.baseline import class_agreement, loss_names
 from prunekit.core.outputs.output_error import output_error
 from prunekit.core.outputs.output_metrics import Batch, OutputMetrics, compiled_metrics
@@ -30,6 +30,8 @@ AGREEMENT, OUTPUT_ERROR = "agreement", "output_error"
 READ = 4 * (FITTED + MEASURED + CHOOSING + JUDGING)
 # Examples of a batch to which layers are fitted, and of one whose outputs are judged.
 _BATCH, _JUDGED = 32, 128
+# Share of the examples that judge that may be among the others without a note; and values of each that are compared.
+_REPEATED, _COMPARED = 0.01, 1024
 # Step of the probabilities in an integer file.
 _STEP = 1 / 256
 # Most examples that are kept for a training.
@@ -37,7 +39,7 @@ _TRAINED = 200_000
 
 
 class SearchData:
-    """The examples of a search in four parts, drawn at random.
+    """The examples of a search in four parts, drawn at random: from all of arrays, from the first ones of a stream.
 
     Args:
         data: As for `pk.search`.
@@ -52,19 +54,22 @@ class SearchData:
         labels: Labels of these, or None.
         choosing: Number of examples for the choice.
         trained: (inputs, labels or None) of the examples that neither choose nor judge.
+        notes: That examples which judge are found among the others, too; that not all of a stream was read.
 
     Raises:
         ValueError: There are too few examples.
     """
 
     def __init__(self, data: Any, seed: int, *, everything: bool = False):
-        inputs, labels, count = _gathered(data, _TRAINED if everything else READ)
+        self.notes: list[str] = []
+        inputs, labels, order, others = _drawn(data, _TRAINED if everything else READ, seed, self.notes)
+        count = len(order)
         if count < LEAST:
             raise ValueError(
                 f"A search fits, chooses and judges on different examples: {LEAST} at least, better some thousands. "
                 f"Received: {count}."
             )
-        quarter, order = count // 4, np.random.default_rng(seed).permutation(count)
+        quarter = count // 4
         fitted, measured = min(FITTED, quarter), min(MEASURED, quarter)
         rest = order[fitted + measured :]
         more = max(0, min(CALIBRATION - fitted - measured, len(rest) - 2 * _LEFT))
@@ -74,12 +79,23 @@ class SearchData:
         self.fitted = _rows(inputs, np.sort(order[:fitted]))
         self.measured = _rows(inputs, np.sort(order[fitted : fitted + measured]))
         last = self.choosing + min(JUDGING, len(rest) - self.choosing)
-        others = np.arange(count, len(keras.tree.flatten(inputs)[0]))
         taught = np.concatenate([order[: fitted + measured + more], rest[last:], others]) if everything else order[:0]
         self.trained = _rows(inputs, taught), None if labels is None else _rows(labels, taught)
         rest = rest[:last]
         self.held_out = _rows(inputs, rest)
         self.labels = None if labels is None else _rows(labels, rest)
+        _check_numbers(labels)
+        self._note_repeated(inputs, [self.calibration, _rows(inputs, rest[: self.choosing])], rest[self.choosing :])
+
+    def _note_repeated(self, inputs: Any, others: Sequence[Any], judging: np.ndarray) -> None:
+        """Adds a note where examples that judge are found among those that fit and choose."""
+        known = {value for part in others for value in _digests(part)}
+        repeated = sum(value in known for value in _digests(_rows(inputs, judging)))
+        if repeated > _REPEATED * len(judging):
+            self.notes.append(
+                f"{repeated:,} of the {len(judging):,} examples that judge are also among those that fit and choose: "
+                "the drop may be larger on others. Pass each example once."
+            )
 
     @property
     def judging(self) -> int:
@@ -87,25 +103,64 @@ class SearchData:
         return len(keras.tree.flatten(self.held_out)[0]) - self.choosing
 
 
-def _gathered(data: Any, most: int) -> tuple[Any, Any, int]:
-    """Returns inputs and labels of about so many examples, and how many of them are drawn from."""
-    batches, count, drawn = [], 0, 0
+def _drawn(data: Any, most: int, seed: int, notes: list[str]) -> tuple[Any, Any, np.ndarray, np.ndarray]:
+    """Returns inputs and labels of about so many examples, and the rows of parts in their order, and of others."""
+    total, random = example_count(data), np.random.default_rng(seed)
+    order = None if total is None else random.permutation(total)[:most]
+    chosen = None if order is None else np.sort(order)
+    batches: list[tuple[Any, Any]] = []
+    count, drawn, end = 0, 0, 0
     for inputs, labels, _ in weighted_batches_of(data):
+        begin, end = end, end + len(keras.tree.flatten(inputs)[0])
+        if chosen is not None:
+            rows = chosen[slice(*np.searchsorted(chosen, (begin, end)))] - begin
+            if not len(rows):
+                continue
+            inputs, labels = (None if one is None else _rows(_arrays(one), rows) for one in (inputs, labels))
         batches.append((inputs, labels))
-        count += len(keras.tree.flatten(inputs)[0])
         _check_same_shapes(batches[0][0], inputs)
+        count = end if chosen is None else count + len(rows)
         drawn = drawn or (count if count >= READ else 0)
         if count >= most:
             break
+    if chosen is None and count >= most:
+        notes.append(f"The first {count:,} examples were read: shuffle the data if they have an order.")
     labelled = all(labels is not None for _, labels in batches)
 
     def joined(index: int) -> Any:
         return keras.tree.map_structure(
-            lambda *leaves: np.concatenate([np.asarray(keras.ops.convert_to_numpy(leaf)) for leaf in leaves]),
-            *(batch[index] for batch in batches),
+            lambda *leaves: np.concatenate(leaves), *(_arrays(batch[index]) for batch in batches)
         )
 
-    return joined(0), joined(1) if labelled else None, drawn or count
+    if order is None or chosen is None:
+        places, order = np.arange(count), random.permutation(drawn or count)
+        others = places[len(order) :]
+    else:
+        places = np.searchsorted(chosen, order)
+        order, others = places[:READ], places[READ:]
+    return joined(0), joined(1) if labelled else None, order, others
+
+
+def _arrays(structure: Any) -> Any:
+    return keras.tree.map_structure(lambda leaf: np.asarray(keras.ops.convert_to_numpy(leaf)), structure)
+
+
+def _digests(inputs: Any) -> list[bytes]:
+    """Returns some of the bytes of each example, which tell unequal ones apart."""
+    found = []
+    for leaf in keras.tree.flatten(inputs):
+        values = np.asarray(leaf).reshape(len(leaf), -1)
+        found.append(values[:, :: 1 + values.shape[1] // _COMPARED])
+    return [b"".join(row.tobytes() for row in rows) for rows in zip(*found, strict=True)]
+
+
+def _check_numbers(labels: Any) -> None:
+    for leaf in keras.tree.flatten(labels):
+        if leaf is not None and leaf.dtype.kind not in "biuf":
+            raise ValueError(
+                f"Labels are numbers. Received: {str(leaf.reshape(-1)[0])!r}. Number the classes as in training, for "
+                "example by np.unique(labels, return_inverse=True)[1]."
+            )
 
 
 def _check_same_shapes(first: Any, other: Any) -> None:
@@ -152,7 +207,7 @@ class Judge:
 
     def __init__(self, model: Any, data: SearchData, metric: Metric | None = None):
         self._model, self._data = model, data
-        self.notes: list[str] = []
+        self.notes = list(data.notes)
         run = ModelFunction(model, lambda inputs: model(inputs, training=False))
         found = [
             run(keras.tree.map_structure(keras.ops.convert_to_tensor, one)) for one in batched(data.held_out, _JUDGED)
@@ -165,6 +220,8 @@ class Judge:
         parts_with_labels = self._parts if data.labels is not None else ()
         self._measures = [OutputMetrics(model, self._batches(part), of_outputs=True) for part in parts_with_labels]
         self.metric = self._metric() if metric is None or data.labels is None else self._checked(metric)
+        if len(self.outputs) > 1 and data.labels is not None and self.metric.name != "loss":
+            self.notes.append(f"The drop is that of the {self.metric.title}: other outputs are not judged.")
         self.before = self.values(self.outputs)
         wrong = next((value for value in self.before if not math.isfinite(value)), None)
         if wrong is not None:

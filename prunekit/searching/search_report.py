@@ -31,6 +31,7 @@ class SearchPoint(Record):
         counted_seconds: The sum of those of its layers, each as a file of its own.
         arena: Bytes of memory for its activations; None if they were not measured.
         techniques: What was done with the model.
+        proven: True if it is within the drop on the examples that judge, too, or no drop was asked for.
     """
 
     predicted_error: float
@@ -44,6 +45,7 @@ class SearchPoint(Record):
     counted_seconds: float | None = None
     arena: int | None = None
     techniques: tuple[str, ...] = ()
+    proven: bool = True
 
 
 @dataclass(frozen=True)
@@ -235,14 +237,14 @@ class SearchReport(Displayed):
             columns,
             (row,),
             explanation=f"Measured by running the LiteRT file on {judging:,} examples that no choice has seen. "
-            f"{fitted:,} others were fitted to, {measured:,} measured errors of single levels, {choosing:,} chose the "
-            "file.",
+            f"Layers were fitted to {fitted:,} others, {measured:,} of which measured errors of single levels; "
+            f"{choosing:,} more chose the file.",
             notes=self.notes,
         )
 
     def _points(self) -> Section:
         columns: tuple[Column, ...] = (
-            Column("", "status"),
+            Column("File", "label"),
             Column("Bytes", "bytes"),
             Column("Counted", "bytes", keep=4),
             Column("Drop", "number"),
@@ -257,7 +259,7 @@ class SearchReport(Displayed):
         columns += (Column("Arena", "bytes"),) if planned else ()
         rows = tuple(
             (
-                ", ".join(word for word, is_so in (("delivered", one.delivered), ("trained", one.trained)) if is_so),
+                ", ".join(word for word, is_so in self._words(one) if is_so),
                 one.bytes,
                 round(one.counted_bytes),
                 one.drop,
@@ -283,12 +285,18 @@ class SearchReport(Displayed):
             "Files that were made",
             columns,
             rows,
-            explanation="Drops are those on the examples for the choice. Errors are squared changes of the outputs, "
+            explanation="Drops are those on the examples for the choice; a file that is not proven loses more than "
+            "allowed on those that judge. Errors are squared changes of the outputs, "
             "relative to how they differ between examples; predicted: the sum over levels that were measured one at a "
             "time.",
             notes=notes,
             pictures=(self.picture,),
         )
+
+    def _words(self, one: SearchPoint) -> tuple[tuple[str, bool], ...]:
+        """Returns what may be said of a file, and whether it is so."""
+        chosen = self.asked_drop is not None and one.drop <= self.asked_drop
+        return ("delivered", one.delivered), ("trained", one.trained), ("not proven", chosen and not one.proven)
 
     def _fit_of_latency(self) -> tuple[str, ...]:
         """Returns a note on how well the sum over the layers says the latency of files."""
@@ -333,7 +341,7 @@ class SearchReport(Displayed):
                 "bytes": one.bytes,
                 "seconds": one.seconds,
                 "drop": one.drop,
-                "held": allowed is None or one.drop <= allowed,
+                "held": allowed is None or (one.drop <= allowed and one.proven),
                 "delivered": one.delivered,
                 "trained": one.trained,
             }

@@ -18,6 +18,7 @@ from prunekit.anatomy.layers.targets import Target
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.core.outputs.graph_steps import GraphStep, steps_of
 from prunekit.core.runtime.backend import bytes_of
+from prunekit.core.runtime.kept_grids import check_off_grids
 from prunekit.core.statistics.channel_importance import GroupImportance, entry_scores
 from prunekit.core.statistics.layer_products import LayerProduct, product_of, unfitted
 from prunekit.searching.judge import batched
@@ -140,6 +141,7 @@ class SearchedModel:
                 f"A LiteRT file reads numbers. Received: the model {model.name!r}, which reads texts. Search the part "
                 "behind the layer that makes numbers of them, on its outputs."
             )
+        check_off_grids(model, "A search", "Search the model as it was before.")
         self.model = model
         self.preparation = Preparation(model, options, batched(inputs))
         self._weights = {id(one.variable): one for one in self.preparation.weights}

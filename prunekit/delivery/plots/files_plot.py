@@ -20,7 +20,7 @@ _HEIGHT = 250
 # Factor of the costs at both ends, left free.
 _ROOM = 1.3
 # Range of costs that has marks at 2 and 5 as well.
-_FEW = 20.0
+_FEW = 50.0
 # Label, colour, marker, whether a file belongs there.
 _GROUPS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("too much is lost", "before", lambda one: not one["held"]),
