@@ -157,6 +157,7 @@ def test_packed_files_get_zeros_and_agreement_stands_in_for_labels(digits):
     assert max(row.sparsity for row in report.weights) >= 0.5
 
 
+@pytest.mark.thorough
 def test_a_metric_of_one_of_several_outputs_has_its_direction(digits):
     _, (images, labels) = digits
     inputs = keras.Input((8, 8, 1))

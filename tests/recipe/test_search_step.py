@@ -72,6 +72,7 @@ def test_a_plan_that_cannot_be_run_is_refused(parts, steps, message):
         plan(recipe(*steps), network(), parts)
 
 
+@pytest.mark.thorough
 def test_too_few_examples_are_told_by_the_plan(parts):
     (images, labels), test = parts
     with pytest.raises(RecipeError, match=r"search: a search needs 128 examples, better some thousands. Received: 100"):

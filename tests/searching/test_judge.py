@@ -60,6 +60,48 @@ def test_without_labels_each_output_that_is_classes_has_to_agree():
     assert judge.drops([first, value, second[:, ::-1]]) == (1, 1)
 
 
+@pytest.mark.short(cases=1)
+@pytest.mark.parametrize("kind", ["arrays", "batches"])
+def test_examples_are_drawn_from_all_of_arrays(kind):
+    numbers = np.arange(200_000)
+    data = (numbers, numbers)
+    if kind == "batches":
+        data = [(part, part) for part in np.array_split(numbers, 9)]
+    found = SearchData(data, 0)
+    assert found.notes == [] and len(found.held_out) == 8192
+    assert all(abs(np.mean(part) - 1e5) < 6e3 for part in (found.held_out, found.calibration, found.fitted))
+    np.testing.assert_array_equal(found.held_out, found.labels)
+    assert not set(found.held_out) & set(found.calibration)
+    more = SearchData(data, 0, everything=True)
+    np.testing.assert_array_equal(more.held_out, found.held_out)
+    taught = set(more.trained[0])
+    assert len(taught) == len(more.trained[0]) == 200_000 - 8192 and not taught & set(more.held_out)
+
+
+@pytest.mark.thorough
+def test_of_a_stream_the_first_examples_are_read_and_repeated_ones_are_noted():
+    class Stream:
+        def __init__(self, count):
+            self.count = count
+
+        def __iter__(self):
+            for start in range(0, 100_000, 500):
+                numbers = np.arange(start, start + 500) % self.count
+                yield numbers, numbers
+
+    found = SearchData(Stream(100_000), 0)
+    assert found.notes == ["The first 35,000 examples were read: shuffle the data if they have an order."]
+    assert max(found.held_out) < 35_000
+    noted = SearchData(Stream(3000), 0).notes
+    assert len(noted) == 2 and "of the 4,096 examples that judge are also among those that fit and choose" in noted[1]
+
+
+@pytest.mark.thorough
+def test_labels_that_are_texts_are_refused():
+    with pytest.raises(ValueError, match="Labels are numbers. Received: '[a-d]'. Number the classes as in training"):
+        SearchData((X, np.array(list("abcd"))[Y]), 0)
+
+
 @pytest.mark.thorough
 def test_batches_of_examples_of_several_lengths_are_refused():
     batches = [(np.zeros((100, length, 2), "float32"), np.zeros(100, int)) for length in (5, 7)]

@@ -14,6 +14,7 @@ from prunekit.core.layerwise.layerwise import LayerwiseRepair
 from prunekit.core.outputs.output_error import output_error
 from prunekit.core.runtime.variable_values import replaced
 from prunekit.core.statistics.layer_products import product_of
+from prunekit.searching.building import _sparsity, weights_of
 from prunekit.searching.candidates import (
     FACTOR_SHARES,
     LayerLevels,
@@ -449,6 +450,27 @@ def test_changes_after_which_outputs_are_not_finite_are_no_rows():
     kernel.assign(np.full(kernel.shape, np.inf))
     with pytest.raises(ValueError, match="whose outputs are not all finite on these examples. Look for"):
         walk(model, subject)
+
+
+@pytest.mark.one_backend
+def test_a_small_weight_keeps_an_entry_for_each_channel_that_is_left():
+    inputs = keras.Input((2,))
+    model = keras.Sequential([inputs, L.Dense(1, name="head"), L.Dense(40, name="wide"), L.Dense(30, name="large")])
+    found = {one.name: one for one in weights_of(model)}
+    # One of 16 entries was left, and one of 2 is; two of 16 were, and both are.
+    assert _sparsity(found["head/kernel"], 15 / 16, 16) == pytest.approx(0.5)
+    assert _sparsity(found["head/kernel"], 0.5, 16) == 0
+    # As many as there were.
+    assert _sparsity(found["wide/kernel"], 0.9, 40) == pytest.approx(0.9)
+    assert _sparsity(found["large/kernel"], 0.9, 2400) == pytest.approx(0.9)
+
+
+@pytest.mark.thorough
+def test_a_quantized_model_is_refused_at_once():
+    model = network()
+    quantize_model(model, QuantizationOptions(), FITTED)
+    with pytest.raises(ValueError, match="A search gives weights .* Search the model as it was before"):
+        SearchedModel(model, FITTED, FLOATS)
 
 
 @pytest.mark.thorough
