@@ -236,7 +236,6 @@ def _chance(found: dict[str, Any]) -> str:
 Without training, the smaller networks need what they have: at the error of the packed file of the inverted residuals,
 bits alone would have {found["alone"]["quantize"] / size:.2f} of its bytes. The rest is chance: {len(near)} files of
 {sizes[0] / 1000:.1f} to {sizes[1] / 1000:.1f} kB lose {drops[0]:.4f} to {drops[1]:.4f} on the images that choose.
-With training, bits alone were smaller there: all at their lowest hold the drop.
 """
 
 
