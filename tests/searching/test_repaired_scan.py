@@ -408,6 +408,7 @@ def test_weights_that_were_not_measured_have_8_bits_and_are_counted():
     assert found[0]["bytes"] == 2 * 6 + 9 * 6 + 6 * 5 + 8 * (6 + 6 + 5) + 8 * 6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("packed", "least"), [(False, 8), (True, 4)])
 def test_a_table_of_few_bits_is_counted_with_a_scale_for_each_row(packed, least):
     model = keras.Sequential(
