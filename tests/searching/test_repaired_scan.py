@@ -316,6 +316,7 @@ def test_the_table_is_kept_after_each_row_and_taken_up_again():
         assert one.error == pytest.approx(other.error, rel=1e-4, abs=1e-9)
 
 
+@pytest.mark.one_backend
 def test_few_channels_and_most_zeros_are_measured_where_a_step_before_hardly_changes_the_outputs():
     model = network()
     kernel, head = (model.get_layer(name).kernel for name in ("hidden", "head"))
