@@ -24,13 +24,14 @@ class _WithSettings(Protocol):
 Kept = TypeVar("Kept", bound=_WithSettings)
 
 
-def kept_record(path: Path | None, empty: Kept, notes: list[str]) -> Kept:
+def kept_record(path: Path | None, empty: Kept, notes: list[str], other: str = "") -> Kept:
     """Returns the record at a path if it has the settings of an empty one; else the empty one.
 
     Args:
         path: Where it is kept; None keeps none.
         empty: An empty record with its settings.
         notes: A note is added for a file that cannot be read.
+        other: What is added for one of other settings, behind the file's name; "" adds nothing.
     """
     if path is None:
         return empty
@@ -41,7 +42,10 @@ def kept_record(path: Path | None, empty: Kept, notes: list[str]) -> Kept:
     except (ValueError, TypeError, RecursionError):
         notes.append(f"{path.name} could not be read, and is made anew.")
         return empty
-    return found if found.settings == empty.settings else empty
+    if found.settings == empty.settings:
+        return found
+    notes += [f"{path.name} {other}"] if other else []
+    return empty
 
 
 @dataclass(frozen=True)

@@ -157,16 +157,8 @@ class SearchRun:
         limit = self._limit.share(_TABLE)
         inputs = ScanInputs(self._model, data.fitted, data.measured, levels, self._memory, self._options, limit)
         settings = settings_of(levels, hashes) | {"examples": inputs.examples(subject), "version": __version__}
-        count = len(self._notes)
-        known = kept_record(path, Table(settings), self._notes)
-        if (
-            path is not None
-            and path.exists()
-            and not known.weights
-            and not known.removals
-            and len(self._notes) == count
-        ):
-            self._notes.append(f"{path.name} was of another model, or of other data or settings, and is made anew.")
+        other = "was of another model, or of other data or settings, and is made anew."
+        known = kept_record(path, Table(settings), self._notes, other)
 
         def keep(table: Table) -> None:
             if path is not None:
