@@ -129,8 +129,10 @@ def test_a_table_of_another_model_is_measured_again(found, digits, tmp_path):
     other.compile(loss=digits[0].loss, metrics=["accuracy"])
     other.set_weights([0.9 * weight.numpy() for weight in digits[0].weights])
     told = []
-    pk.search(other, digits[1], bytes="20kB", output=tmp_path, progress=lambda *one: told.append(one))
+    again = pk.search(other, digits[1], bytes="20kB", output=tmp_path, progress=lambda *one: told.append(one))
     assert sum("measured" in text for *_, text in told) == 5
+    gone = "scan-litert.json was of another model, or of other data or settings, and is made anew."
+    assert again.report.notes == (gone,)
 
 
 def test_the_file_is_the_one_that_was_judged(found, digits):
