@@ -12,7 +12,8 @@
 - `costs`: errors, bytes, seconds and arenas of mixtures
 - `building`: the file of a mixture
 - `question`: what is asked, and the files that may answer it
-- `finding`: the files that are made, until one answers the question
+- `made_files`: the files that were made and trained, and the best one that meets all bounds
+- `finding`: which files are made, until one answers the question
 - `known_files`: records that are kept for other questions, among them what is known of files
 - `search_report`: the report
 - `search_run`: one search
@@ -61,5 +62,5 @@ undo the rounding and the zeros that the solution has there. Scaling the errors 
 chooses no smaller files (tried on packed networks for MNIST, where zeros cost more than their sum).
 
 Latency is measured, not modelled by operations: kernels of the same arithmetic differ by a factor of three. What a file
-of many layers takes beside their sum is known from the files that were made before (`finding`).
+of many layers takes beside their sum is known from the files that were made before (`made_files`).
 """

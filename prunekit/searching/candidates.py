@@ -85,7 +85,7 @@ class Candidate:
 def candidates(
     layer: LayerLevels, levels: Sequence[Level], grid_of: Callable[[np.ndarray, int], Grid]
 ) -> Iterator[Candidate]:
-    """Yields a weight at each level, fitted to the outputs of its layer.
+    """Yields a weight at each of some levels with the same zeros, fitted to the outputs of its layer.
 
     Args:
         layer: The weight.
@@ -93,20 +93,16 @@ def candidates(
             left out.
         grid_of: Returns the grid for a kernel and so many bits.
     """
-    by_sparsity: dict[float, list[Level]] = {}
+    pruned = layer.pruned(levels[0].sparsity)
     for level in levels:
         if level.rate and layer.product.diagonal:
             continue
-        by_sparsity.setdefault(level.sparsity, []).append(level)
-    for sparsity, found in by_sparsity.items():
-        pruned = layer.pruned(sparsity)
-        for level in found:
-            if level.bits is None:
-                yield Candidate(level, layer.values(pruned), (_float_bits(pruned),))
-                continue
-            grid, price = priced(grid_of(layer.kernel(pruned), level.bits), level.rate)
-            rounded = layer.rounded(pruned, grid, price)
-            yield Candidate(level, layer.values(rounded), (entropy(grid.codes(layer.kernel(rounded))),))
+        if level.bits is None:
+            yield Candidate(level, layer.values(pruned), (_float_bits(pruned),))
+            continue
+        grid, price = priced(grid_of(layer.kernel(pruned), level.bits), level.rate)
+        rounded = layer.rounded(pruned, grid, price)
+        yield Candidate(level, layer.values(rounded), (entropy(grid.codes(layer.kernel(rounded))),))
 
 
 def low_rank_candidates(

@@ -66,37 +66,6 @@ def totals(terms: Sequence[Term], levels: Sequence[int]) -> dict[str, float]:
     return found
 
 
-def choose(
-    sizes: Sequence[int],
-    terms: Sequence[Term],
-    minimised: str | Sequence[str],
-    bounds: Mapping[str, float],
-    *,
-    seconds: float = _SECONDS,
-) -> Choice:
-    """Returns the choice of least total of one cost within bounds of others.
-
-    Args:
-        sizes: Number of levels of each variable.
-        terms: The costs.
-        minimised: Name of a cost; of several ones, the largest is minimised.
-        bounds: Name of another cost -> its largest total.
-        seconds: Time after which the best choice that was found is returned, with its gap.
-
-    Raises:
-        Unreachable: No choice meets the bounds.
-        TimeoutError: None was found in time.
-    """
-    program = _Program(sizes, terms)
-    for less in (0.0, _FEASIBLE):
-        found = program.solve(minimised, bounds, seconds, less)
-        if found is None:
-            break
-        if all(found.totals[name] <= most * (1 + _ROUNDING) for name, most in bounds.items()):
-            return found
-    raise Unreachable(f"No choice meets the bounds. Received: {dict(bounds)}.")
-
-
 def _classes(term: Term, axis: int) -> np.ndarray:
     """Returns the number of a class for each level of one variable: levels of one class have the same costs."""
     stacked = np.stack([np.moveaxis(np.asarray(table, "float64"), axis, 0) for table in term.costs.values()], axis=1)
@@ -112,8 +81,13 @@ def _widened(matrix: Any) -> Any:
     return csr_array((found.data, found.indices, found.indptr), (found.shape[0], found.shape[1] + 1))
 
 
-class _Program:
-    """The mixed-integer program: one binary unknown for each level, one unknown for each entry of a joint table."""
+class Program:
+    """The mixed-integer program: one binary unknown for each level, one unknown for each entry of a joint table.
+
+    Args:
+        sizes: Number of levels of each variable.
+        terms: The costs.
+    """
 
     def __init__(self, sizes: Sequence[int], terms: Sequence[Term]):
         self._sizes, self._terms = list(sizes), list(terms)
@@ -168,8 +142,30 @@ class _Program:
                 found[at] += np.asarray(term.costs[name], "float64").ravel()[first]
         return found
 
-    def solve(
-        self, minimised: str | Sequence[str], bounds: Mapping[str, float], seconds: float, less: float = 0.0
+    def choose(
+        self, minimised: str | Sequence[str], bounds: Mapping[str, float], *, seconds: float = _SECONDS
+    ) -> Choice:
+        """Returns the choice of least total of one cost within bounds of others.
+
+        Args:
+            minimised: Name of a cost; of several ones, the largest is minimised.
+            bounds: Name of another cost -> its largest total.
+            seconds: Time after which the best choice that was found is returned, with its gap.
+
+        Raises:
+            Unreachable: No choice meets the bounds.
+            TimeoutError: None was found in time.
+        """
+        for less in (0.0, _FEASIBLE):
+            found = self._solved(minimised, bounds, seconds, less)
+            if found is None:
+                break
+            if all(found.totals[name] <= most * (1 + _ROUNDING) for name, most in bounds.items()):
+                return found
+        raise Unreachable(f"No choice meets the bounds. Received: {dict(bounds)}.")
+
+    def _solved(
+        self, minimised: str | Sequence[str], bounds: Mapping[str, float], seconds: float, less: float
     ) -> Choice | None:
         """Returns the best choice within bounds, each smaller by a share; None if there is none."""
         from scipy.optimize import Bounds, LinearConstraint, milp

@@ -12,7 +12,7 @@ import numpy as np
 
 from prunekit.anatomy.channels.channel_links import WeightAxes
 from prunekit.searching.candidates import Level
-from prunekit.searching.choice import Choice, Term, Unreachable, choose, totals
+from prunekit.searching.choice import Choice, Program, Term, Unreachable, totals
 from prunekit.searching.latencies import LayerSeconds, layer_axes, seconds_of, stored_width
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import Table, WeightRow
@@ -51,7 +51,7 @@ class Mixture:
     gap: float
     techniques: tuple[str, ...] = ()
 
-    def is_as(self, other: Mixture) -> bool:
+    def equals(self, other: Mixture) -> bool:
         """Returns True if another one has the same levels and units, whatever it was chosen among."""
         return (self.levels, self.kept) == (other.levels, other.kept)
 
@@ -120,17 +120,18 @@ class Costs:
         self._rows = {name: self._undominated(name, rows, packed) for name, rows in weights.items()}
         self._groups = {name: rows for name, rows in groups.items() if rows}
         self._number = {name: i for i, name in enumerate([*self._rows, *self._groups])}
-        self.sizes = [*map(len, self._rows.values()), *map(len, self._groups.values())]
-        self.terms = [*self._errors(), *itertools.chain.from_iterable(map(self._bytes, self._rows)), *self._others()]
+        sizes = [*map(len, self._rows.values()), *map(len, self._groups.values())]
+        self._terms = [*self._errors(), *itertools.chain.from_iterable(map(self._bytes, self._rows)), *self._others()]
         self._arenas: list[str] = []
         for name in self._rows:
-            self.terms += self._latencies(name, (latencies or {}).get(name, []))
-            self.terms += self._arena(name)
+            self._terms += self._latencies(name, (latencies or {}).get(name, []))
+            self._terms += self._arena(name)
         # The last level of a weight is the whole one of the most bits, the first row of a group has all channels.
         last = [len(rows) - 1 for rows in self._rows.values()] + [0] * len(self._groups)
-        self.whole = {name: value for name, value in totals(self.terms, last).items() if name in ("bytes", "latency")}
+        self.whole = {name: value for name, value in totals(self._terms, last).items() if name in ("bytes", "latency")}
         if latencies is not None:
-            self.terms = [self._balanced(term) for term in self.terms]
+            self._terms = [self._balanced(term) for term in self._terms]
+        self._program = Program(sizes, self._terms)
 
     def _possible(self, name: str, rows: Sequence[WeightRow]) -> list[WeightRow]:
         """Returns the rows without those that cannot be in the file: full integers look up codes of 8 bits alone.
@@ -321,7 +322,7 @@ class Costs:
             arena = most.pop(ARENA)
             most |= dict.fromkeys(self._arenas, arena)
         minimised = self._arenas if name == ARENA else name
-        return self._solved.setdefault(asked, self._mixture(choose(self.sizes, self.terms, minimised, most)))
+        return self._solved.setdefault(asked, self._mixture(self._program.choose(minimised, most)))
 
     def least_of_each(self, bounds: Mapping[str, float]) -> dict[str, float | None]:
         """Returns the least of each bounded cost while the other bounds hold; None where these cannot be met."""
@@ -346,7 +347,7 @@ class Costs:
     def errors(self) -> tuple[float, float]:
         """The least and the largest error of a mixture."""
         return tuple(  # type: ignore[return-value]
-            sum(float(pick(term.costs["error"])) for term in self.terms if "error" in term.costs)
+            sum(float(pick(term.costs["error"])) for term in self._terms if "error" in term.costs)
             for pick in (np.min, np.max)
         )
 

@@ -110,7 +110,7 @@ class KnownFiles:
         if all(map(math.isfinite, (*one.drops, one.error))):
             share = None if one.seconds is None else one.seconds / self._whole
             known = KnownFile(one.mixture, one.drops, one.error, one.bytes, share, one.arena)
-            others = [other for other in self._kept.files if not other.mixture.is_as(one.mixture)]
+            others = [other for other in self._kept.files if not other.mixture.equals(one.mixture)]
             self._keep(replace(self._kept, files=(*others, known)))
         return one
 

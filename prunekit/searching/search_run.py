@@ -30,6 +30,7 @@ from prunekit.searching.finding import Finder
 from prunekit.searching.judge import Judge, SearchData, first_rows
 from prunekit.searching.known_files import KnownFiles, kept_record
 from prunekit.searching.latencies import FileClock, LayerSeconds, by_weight, layer_latencies
+from prunekit.searching.made_files import MadeFiles
 from prunekit.searching.question import MINIMISED, Made, Question
 from prunekit.searching.search_report import SearchedGroup, SearchedWeight, SearchPoint, SearchReport, TechniqueAlone
 from prunekit.searching.searched_model import EIGHT_BITS, SearchedModel
@@ -246,9 +247,9 @@ class SearchRun:
         made = finder.found()
         if made.built is None:
             raise ValueError("The file that answers has its model.")
-        if train is None and finder.is_complete and self._is_whole:
+        if train is None and finder.files.is_complete and self._is_whole:
             known.answer(question.drop)
-        return made.built, self._report(made, made.built, finder)
+        return made.built, self._report(made, made.built, finder.files)
 
     def _known(self, question: Question) -> KnownFiles:
         """Returns the files that were made for other drops."""
@@ -315,7 +316,7 @@ class SearchRun:
         arena = arena_bytes(built.file) if self._counts_arena else None
         return Made(mixture, built, drops, error, built.bytes, seconds, arena, is_trained)
 
-    def _report(self, made: Made, built: Built, finder: Finder) -> SearchReport:
+    def _report(self, made: Made, built: Built, files: MadeFiles) -> SearchReport:
         before, after = self._judge.before[1], self._judge.values(built.outputs)[1]
         points = [
             SearchPoint(
@@ -330,11 +331,11 @@ class SearchRun:
                 seconds=one.seconds,
                 counted_seconds=one.mixture.costs.get("latency"),
                 techniques=self._techniques_of(one.mixture),
-                proven=finder.question.drop is None or one.drops[1] <= finder.question.drop,
+                proven=files.question.drop is None or one.drops[1] <= files.question.drop,
             )
-            for one in sorted(finder.made, key=lambda one: one.bytes)
+            for one in sorted(files.made, key=lambda one: one.bytes)
         ]
-        data, weights, question = self._data, self._model.weights, finder.question
+        data, weights, question = self._data, self._model.weights, files.question
         return SearchReport(
             model_name=self._model.name,
             target=self._target,
@@ -351,7 +352,7 @@ class SearchRun:
             weights=tuple(self._rows_of_weights(made.mixture, built)),
             groups=tuple(self._rows_of_groups(made.mixture)),
             skipped=self._subject.skipped,
-            notes=(*self._notes, *finder.notes),
+            notes=(*self._notes, *files.notes),
             profile=question.profile,
             asked_arena=question.arena,
             arena=made.arena,

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from prunekit.searching.choice import Term, Unreachable, choose, totals
+from prunekit.searching.choice import Program, Term, Unreachable, totals
 
 pytestmark = pytest.mark.one_backend
 
@@ -37,9 +37,9 @@ def test_no_other_choice_within_the_bounds_is_better(seed):
     bounds = {"error": error, "time": time}
     if not within:
         with pytest.raises(Unreachable):
-            choose(sizes, terms, "bytes", bounds)
+            Program(sizes, terms).choose("bytes", bounds)
         return
-    best = choose(sizes, terms, "bytes", bounds)
+    best = Program(sizes, terms).choose("bytes", bounds)
     assert best.totals["bytes"] == min(within) and best.gap <= 1e-4
     assert best.totals == pytest.approx(totals(terms, best.levels))
     assert all(best.totals[name] <= bound for name, bound in bounds.items())
@@ -48,7 +48,7 @@ def test_no_other_choice_within_the_bounds_is_better(seed):
 def test_bounds_of_any_magnitude_are_met():
     tables = {"error": np.array([1e-7, 3e-7, 9e-7]), "bytes": np.array([9e8, 5e8, 1e8])}
     terms = [Term((v,), tables) for v in range(4)]
-    best = choose([3] * 4, terms, "bytes", {"error": 13e-7})
+    best = Program([3] * 4, terms).choose("bytes", {"error": 13e-7})
     assert best.totals["error"] <= 13e-7
     every = all_choices([3] * 4, terms)
     assert best.totals["bytes"] == min(one["bytes"] for one in every if one["error"] <= 13e-7)
@@ -58,4 +58,4 @@ def test_bounds_of_any_magnitude_are_met():
 def test_bounds_that_nothing_meets_are_named():
     terms = [Term((0,), {"error": np.array([0.1, 0.4]), "bytes": np.array([90.0, 10.0])})]
     with pytest.raises(Unreachable, match="error': 0.05"):
-        choose([2], terms, "bytes", {"error": 0.05})
+        Program([2], terms).choose("bytes", {"error": 0.05})

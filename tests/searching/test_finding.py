@@ -51,7 +51,7 @@ def test_mixtures_between_the_answer_and_one_that_the_choice_alone_liked_are_tra
     search = finder((2.0, judging))
     found = search.found()
     assert found.is_trained and least <= found.mixture.error <= 0.05 / judging
-    assert sum(one.is_trained for one in search.made) <= TRAINED
+    assert sum(one.is_trained for one in search.files.made) <= TRAINED
 
 
 # Size of the files of some techniques -> drop for each unit of the error: 500 are far too large.
@@ -77,7 +77,7 @@ def test_fewer_techniques_are_the_answer_where_they_lose_less_at_the_same_size()
     found = search.found()
     # All techniques have 20,000 bytes, 120 at most 7,200.
     assert techniques_of(found) == 120 and 7200 <= found.bytes < 10500
-    sizes = [techniques_of(one) for one in search.made]
+    sizes = [techniques_of(one) for one in search.files.made]
     assert len([one for one in sizes if one > 100]) <= FEWER and 500 not in sizes
 
 
@@ -91,9 +91,9 @@ def test_a_search_whose_time_ends_before_the_last_choice_is_not_complete():
         return Costs(500.0)
 
     search = with_fewer()
-    search.limit, search.fewer = limit, [slow, partial(Costs, 120.0)]
+    search.files.limit, search._fewer = limit, [slow, partial(Costs, 120.0)]
     assert search.found().is_trained is False
-    assert asked == [math.inf] * len(_SMALLER) and not search.is_complete
+    assert asked == [math.inf] * len(_SMALLER) and not search.files.is_complete
 
 
 @pytest.mark.thorough
@@ -101,7 +101,7 @@ def test_fewer_techniques_are_trained_too():
     search = with_fewer(lambda before: of_some_techniques(before.mixture, is_trained=True))
     found = search.found()
     assert found.is_trained and techniques_of(found) == 120
-    trained = [techniques_of(one) for one in search.made if one.is_trained]
+    trained = [techniques_of(one) for one in search.files.made if one.is_trained]
     assert len([one for one in trained if one > 100]) <= FEWER_TRAINED and len(trained) <= TRAINED + FEWER_TRAINED
 
 
@@ -117,8 +117,9 @@ class Folder:
     def __init__(self):
         self.known, self.begun = [], 0
 
-    def finder(self, drop, **options):
-        return Finder(Question(drop=drop), Costs(), self.make, None, lambda *told: None, known=self.known, **options)
+    def finder(self, drop, costs=None, **options):
+        told = lambda *told: None  # noqa: E731
+        return Finder(Question(drop=drop), costs or Costs(), self.make, None, told, known=self.known, **options)
 
     def make(self, mixture):
         self.begun += 1
@@ -129,7 +130,7 @@ class Folder:
     def search(self, drop, **options):
         search = self.finder(drop, **options)
         found = search.found()
-        self.known = [replace(one, built=None) for one in search.made]
+        self.known = [replace(one, built=None) for one in search.files.made]
         return found
 
 
@@ -158,8 +159,7 @@ def test_a_known_file_without_any_error_is_where_a_search_begins():
         [made(free, (10, 10)), made(Costs().least("bytes", {"error": 0.1}), (10, 10))],
     ):
         folder.known = [replace(one, built=None) for one in known]
-        search = folder.finder(0.05, answered=(0.0,))
-        search.costs = Free()
+        search = folder.finder(0.05, costs=Free(), answered=(0.0,))
         assert 0.004 <= search.found().mixture.error <= 0.005
 
 
@@ -176,11 +176,11 @@ class Failing:
 @pytest.mark.thorough
 def test_within_bytes_a_file_that_cannot_be_made_ends_nothing():
     search = finder((2, 2), Question(bytes=20000))
-    search.train = Failing(FloatingPointError("It diverges."))
+    search.files.train = Failing(FloatingPointError("It diverges."))
     found = search.found()
-    assert not found.is_trained and search.notes == ["A file was not made: It diverges."]
+    assert not found.is_trained and search.files.notes == ["A file was not made: It diverges."]
     search = finder((2, 2), Question(bytes=20000))
-    search.make = Failing(IntegerExportError("It differs."))
+    search.files.make = Failing(IntegerExportError("It differs."))
     with pytest.raises(ValueError, match="No file could be made. Received: bytes=20,000. A file was not made: It diff"):
         search.found()
 
@@ -220,13 +220,15 @@ def test_where_training_helps_nothing_the_file_before_is_the_answer():
     search = finder((20, 20))
     found = search.found()
     assert not found.is_trained and 0.0045 <= found.mixture.error <= 0.005
-    assert 0 < sum(one.is_trained for one in search.made) <= 4
+    assert 0 < sum(one.is_trained for one in search.files.made) <= 4
 
 
 @pytest.mark.thorough
 def test_after_a_training_that_would_take_too_long_none_is_begun():
     search, begun = finder((2, 2)), []
-    search.train = lambda before: begun.append(before) or (_ for _ in ()).throw(OutOfTime("It takes an hour.", 1e9))
-    search.limit = type("Limit", (), {"left": 3600.0})()
+    search.files.train = lambda before: (
+        begun.append(before) or (_ for _ in ()).throw(OutOfTime("It takes an hour.", 1e9))
+    )
+    search.files.limit = type("Limit", (), {"left": 3600.0})()
     found = search.found()
-    assert len(begun) == 1 and not found.is_trained and search.notes == ["It takes an hour."]
+    assert len(begun) == 1 and not found.is_trained and search.files.notes == ["It takes an hour."]
