@@ -68,6 +68,16 @@ def test_bolder_files_are_trained_on_the_examples_that_were_not_drawn(run, store
     assert any(one["trained"] for one in report["points"]) and fitted + choosing + judging == 400
 
 
+@pytest.mark.thorough
+def test_of_inputs_alone_the_drop_is_one_of_agreement(run, stored):
+    np.savez("inputs.npz", x=np.load("data.npz")["x"])
+    code, out, _ = run("search", stored, "--data", "inputs.npz", "--drop", "0.1", "--json")
+    report = json.loads(out)
+    assert code == 0 and report["metric"]["name"] == "agreement" and report["drop"] <= 0.1
+    arguments = ("--data", "inputs.npz", "--drop", "0.1", "--epochs", "1")
+    assert_mistake(run("search", stored, *arguments), "--epochs trains on labels", "'inputs.npz'")
+
+
 def test_too_few_bytes_are_answered_with_what_is_possible(run, stored):
     code, out, err = run("search", stored, "--data", "data.npz", "--bytes", "0.3kB")
     assert (code, out) == (2, "") and "error: No file meets all bounds without training. Received: bytes=300;" in err
@@ -81,6 +91,7 @@ def test_too_few_bytes_are_answered_with_what_is_possible(run, stored):
         (["--latency", "2 seconds"], ["--latency", "a time, such as 2ms"]),
         (["--drop", "0.1", "--epochs", "1"], ["--epochs trains on other examples", "all of 'data.npz' drawn"]),
         (["--drop", "-1"], ["--drop"]),
+        (["--drop", "1%"], ["--drop is a number in the unit of the metric", "'1%'"]),
         (["--bytes", "small"], ["--bytes"]),
         (["--arena", "-5"], ["--arena"]),
         (["--time", "soon"], ["--time must be a time, such as 90s, 20min or 2h. Received: 'soon'"]),

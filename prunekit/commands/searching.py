@@ -12,7 +12,7 @@ import click
 from prunekit.commands.files import check_model, data_options, memory_option
 from prunekit.commands.output import keeping_scan, print_json, print_sections, step_lines
 from prunekit.options import AtLeast, Parsed, json_option
-from prunekit.sparsity.arguments import duration, number_of_bytes, time_or_share
+from prunekit.sparsity.arguments import duration, non_negative, number_of_bytes, time_or_share
 from prunekit.sparsity.shorthands import SearchProfile, SearchTarget, SearchTechnique, SearchWorkers
 from prunekit.terminal import load_keras_quietly
 
@@ -22,6 +22,13 @@ def _number_or_text(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def _drop(text: str) -> float:
+    value = _number_or_text(text)
+    if isinstance(value, str):
+        raise ValueError(f"--drop is a number in the unit of the metric: 0.005 is half a point. Received: {text!r}.")
+    return non_negative("--drop", value)
 
 
 def _latency(text: str) -> float | str:
@@ -39,7 +46,7 @@ def _arena(text: str) -> float:
 @click.command()
 @click.argument("model")
 @data_options("Examples to choose and to judge by, best some that MODEL was not trained on", required=True)
-@click.option("--drop", type=click.FloatRange(0), metavar="FLOAT", help="How much worse the metric may become: 0.005.")
+@click.option("--drop", type=Parsed(_drop), metavar="FLOAT", help="How much worse the metric may become: 0.005.")
 @click.option(
     "--bytes",
     type=Parsed(partial(number_of_bytes, "--bytes")),

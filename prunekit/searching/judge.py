@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from prunekit.core.data.calibration import example_count, weighted_batches_of
+from prunekit.core.data.calibration import example_count, most_examples, weighted_batches_of
 from prunekit.core.outputs.baseline import class_agreement, loss_names
 from prunekit.core.outputs.output_error import output_error
 from prunekit.core.outputs.output_metrics import Batch, OutputMetrics, compiled_metrics
@@ -106,6 +106,7 @@ class SearchData:
 def _drawn(data: Any, most: int, seed: int, notes: list[str]) -> tuple[Any, Any, np.ndarray, np.ndarray]:
     """Returns inputs and labels of about so many examples, and the rows of parts in their order, and of others."""
     total, random = example_count(data), np.random.default_rng(seed)
+    most = int(min(most, most_examples(data)))
     order = None if total is None else random.permutation(total)[:most]
     chosen = None if order is None else np.sort(order)
     batches: list[tuple[Any, Any]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from prunekit.delivery.reports.formatting import latency
 from prunekit.searching.building import Built
 from prunekit.searching.costs import ARENA, Mixture
 from prunekit.sparsity.shorthands import SearchProfile
@@ -45,7 +46,7 @@ class Question:
     def __str__(self) -> str:
         found = [] if self.drop is None else [f"drop={self.drop:g}"]
         found += [] if self.bytes is None else [f"bytes={self.bytes:,}"]
-        found += [] if self.latency is None else [f"latency={1000 * self.latency:.3g} ms"]
+        found += [] if self.latency is None else [f"latency={latency(self.latency)}"]
         found += [] if self.arena is None else [f"arena={self.arena:,}"]
         return " and ".join(found)
 
@@ -88,8 +89,8 @@ class Made:
         return " and ".join(cost_text(name, value) for name, value in self.costs.items())
 
 
-def cost_text(cost: str, value: float, word: str = "") -> str:
-    """Returns a cost in words: "2.1 ms", "9,000 bytes of arena"; with a word before the unit."""
+def cost_text(cost: str, value: float) -> str:
+    """Returns a cost in words: "2.10 ms", "9,000 bytes of arena"."""
     if cost == "latency":
-        return f"{1000 * value:.3g} {word}ms"
-    return f"{value:,.0f} {word}bytes{' of arena' if cost == ARENA else ''}"
+        return latency(value)
+    return f"{value:,.0f} bytes{' of arena' if cost == ARENA else ''}"

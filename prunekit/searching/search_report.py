@@ -11,6 +11,7 @@ from prunekit.anatomy.records.display import Displayed
 from prunekit.anatomy.records.plain_data import Record
 from prunekit.anatomy.records.reports import Skipped
 from prunekit.anatomy.records.sections import Column, Picture, Section
+from prunekit.delivery.reports.formatting import latency
 from prunekit.delivery.reports.metrics import Metric
 from prunekit.searching.judge import AGREEMENT, OUTPUT_ERROR
 
@@ -200,7 +201,7 @@ class SearchReport(Displayed):
         """Returns one sentence: bytes and the metric before and after."""
         size = _times(self.bytes_before, self.bytes, "smaller", "larger")
         change = f"{self.metric.title} {self.metric.text(self.before)} -> {self.metric.text(self.after)}"
-        time = "" if self.seconds is None else f" {1000 * self.seconds:.3g} ms"
+        time = "" if self.seconds is None else f" {latency(self.seconds)} a call"
         if self.seconds and self.seconds_before:
             time += f", {_times(self.seconds_before, self.seconds, 'faster', 'slower')} than the file in float32;"
         return f"{self.bytes:,} bytes, {size} than the weights in float32;{time} {change}."
@@ -214,7 +215,7 @@ class SearchReport(Displayed):
         kind = self.metric.column
         columns: tuple[Column, ...] = (
             Column("Bytes", "bytes"),
-            Column("In float32", "bytes"),
+            Column("Weights in float32", "bytes"),
             Column(self.metric.heading, kind),
             Column("Of the model", kind),
             Column("Drop", "number"),
@@ -224,7 +225,7 @@ class SearchReport(Displayed):
         if self.seconds is not None:
             columns += (
                 Column("Call", "latency"),
-                Column("In float32", "latency"),
+                Column("File in float32", "latency"),
                 Column("Allowed", "latency", keep=5),
             )
             row += (self.seconds, self.seconds_before, self.asked_seconds)
@@ -232,21 +233,31 @@ class SearchReport(Displayed):
             columns += (Column("Arena", "bytes"), Column("Allowed", "bytes", keep=5))
             row += (self.arena, self.asked_arena)
         fitted, measured, choosing, judging = self.examples
+        without = " Without labels, the agreement with the model is measured." if self.metric.name == AGREEMENT else ""
         return Section(
             "The file",
             columns,
             (row,),
             explanation=f"Measured by running the LiteRT file on {judging:,} examples that no choice has seen. "
             f"Layers were fitted to {fitted:,} others, {measured:,} of which measured errors of single levels; "
-            f"{choosing:,} more chose the file.",
-            notes=self.notes,
+            f"{choosing:,} more chose the file.{without}",
+            notes=(*self.notes, *self._slower()),
+        )
+
+    def _slower(self) -> tuple[str, ...]:
+        """Returns a note where the processor computes the file slower than the one in float32."""
+        if not self.seconds or not self.seconds_before or self.seconds <= self.seconds_before:
+            return ()
+        return (
+            "LiteRT has slower kernels for these integers than for float32 on this processor: time the file where it "
+            "will run, or search for the fewest bytes.",
         )
 
     def _points(self) -> Section:
         columns: tuple[Column, ...] = (
             Column("File", "label"),
             Column("Bytes", "bytes"),
-            Column("Counted", "bytes", keep=4),
+            Column("Of weights", "bytes", keep=4),
             Column("Drop", "number"),
             Column("Predicted error", "number", keep=5, digits=3),
             Column("Measured error", "number", keep=5, digits=3),
@@ -309,7 +320,7 @@ class SearchReport(Displayed):
         share = 1 - np.square(left).sum() / max(np.square(pairs[:, 1] - pairs[:, 1].mean()).sum(), 1e-30)
         return (
             f"A call takes {slope:.2f} times the sum over its layers {'+' if start >= 0 else '-'} "
-            f"{1000 * abs(start):.3g} ms (R2 {share:.2f}).",
+            f"{latency(abs(start))} (R2 {share:.2f}).",
         )
 
     def _alone(self) -> Section:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -74,6 +75,8 @@ def test_latency_is_a_bound_and_a_goal(machine, tmp_path):
     assert within.seconds <= within.asked_seconds == pytest.approx(15e-6)
     assert not any("layer" in text for text in told)
     assert "Call" in str(within) and "times faster" in within.verdict()
+    slower = replace(within, seconds_before=1e-9)
+    assert "times slower" in slower.verdict() and "has slower kernels for these integers" in str(slower)
     share = pk.search(model, images, latency=0.015, output=tmp_path).report
     assert share.asked_seconds == pytest.approx(15e-6) and share.bytes == within.bytes
     small = pk.search(model, images, drop=0.4, output=tmp_path).report
@@ -84,7 +87,7 @@ def test_a_latency_out_of_reach_is_answered_with_the_least(machine):
     model = wide()
     images = np.random.default_rng(0).normal(size=(200, 20, 20, 3)).astype("float32")
     with pytest.raises(
-        ValueError, match=r"No file meets all bounds without training. Received: latency=.* bytes and .* ms"
+        ValueError, match=r"No file meets all bounds without training. Received: latency=.* bytes and .* [µm]s"
     ):
         pk.search(model, images, latency="1us")
 

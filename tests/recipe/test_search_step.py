@@ -122,7 +122,9 @@ def test_the_run_goes_on_with_what_was_found_and_reports_by_the_test_data(parts,
 @pytest.mark.thorough
 def test_without_validation_data_training_examples_judge_with_a_note(parts, tmp_path):
     asked = {"bytes": "6kB", "target": "microcontroller", "arena": "64kB"}
-    result = compress(recipe(TRAIN, {"search": asked}), network(), parts, output=tmp_path / "run")
+    given = recipe(TRAIN, {"search": asked})
+    assert any("the drop is measured on training examples" in note for note in plan(given, network(), parts).notes)
+    result = compress(given, network(), parts, output=tmp_path / "run")
     file = (tmp_path / "run" / "exports" / "model.tflite").read_bytes()
     assert {one["dtype"] for one in Interpreter(model_content=file).get_input_details()} == {np.int8}
     assert arena_bytes(file) <= 64_000 and len(file) <= 6000

@@ -92,6 +92,8 @@ def test_of_a_stream_the_first_examples_are_read_and_repeated_ones_are_noted():
     found = SearchData(Stream(100_000), 0)
     assert found.notes == ["The first 35,000 examples were read: shuffle the data if they have an order."]
     assert max(found.held_out) < 35_000
+    # Of a function, which may have no end, fewer.
+    assert SearchData(lambda: iter(Stream(100_000)), 0).notes[0].startswith("The first 2,500 examples were read")
     noted = SearchData(Stream(3000), 0).notes
     assert len(noted) == 2 and "of the 4,096 examples that judge are also among those that fit and choose" in noted[1]
 

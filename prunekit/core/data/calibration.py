@@ -1,5 +1,6 @@
 """Calibration data: batches of inputs and labels from arrays, datasets and lists of batches."""
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -49,7 +50,7 @@ def weighted_batches_of(data: Any, batch_size: int = _BATCH) -> Iterator[tuple[A
     if _is_arrays(data):
         yield from _slices(data, batch_size)
         return
-    if callable(data) and not isinstance(data, Iterable | keras.utils.PyDataset | type):
+    if _is_function(data):
         data = _Generated(data)
     if isinstance(data, Iterator) or not isinstance(data, Iterable | keras.utils.PyDataset):
         hint = (
@@ -85,6 +86,15 @@ def without_labels(model: Any, data: Any) -> Any:
         return data
     count, of_all, of_first = (len(keras.tree.flatten(one)) for one in (declared, data, data[0]))
     return data[0] if of_first == count != of_all else data
+
+
+def most_examples(data: Any) -> float:
+    """Returns the largest number of examples that are read of data: `MOST_GENERATED` of a function, else infinity."""
+    return MOST_GENERATED if _is_function(data) else math.inf
+
+
+def _is_function(data: Any) -> bool:
+    return callable(data) and not isinstance(data, Iterable | keras.utils.PyDataset | type)
 
 
 def example_count(data: Any) -> int | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import methodcaller
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,13 +151,27 @@ def training_examples(source: DataSource, count: int, inputs: Sequence[str]) -> 
     Raises:
         RecipeError: A file is missing or damaged.
     """
-    file = None if source.npz is None else existing(source.npz)
-    unnamed = source.arrays.train_labels is None
-    alone = file is not None and unnamed and (has_all_inputs(file, inputs) or not has_labels(file))
-    found = open_inputs(file, inputs) if file is not None and alone else _OPEN[source.kind](source)
+    file = unlabelled_file(source, inputs)
+    found = _OPEN[source.kind](source) if file is None else open_inputs(file, inputs)
     train = _prepared(replace(found, validation=found.train, test=found.train), source, ()).train
     data = drawn_examples(train, count, seed=0)
-    return data[0] if alone else data
+    return data if file is None else data[0]
+
+
+def unlabelled_file(source: DataSource, inputs: Sequence[str]) -> Path | None:
+    """Returns the .npz file of a source that has inputs alone, without labels; None for all other data.
+
+    Args:
+        source: Data settings.
+        inputs: Names of the model's inputs, under which the file may hold them.
+
+    Raises:
+        RecipeError: The file is missing or damaged.
+    """
+    if source.npz is None or source.arrays.train_labels is not None:
+        return None
+    file = existing(source.npz)
+    return file if has_all_inputs(file, inputs) or not has_labels(file) else None
 
 
 def measured_data(source: DataSource) -> tuple[Data, str]:

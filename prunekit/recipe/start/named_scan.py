@@ -7,14 +7,16 @@ import keras
 import numpy as np
 
 from prunekit.anatomy.files.model_files import FileRefused, load_model
+from prunekit.anatomy.graph.example_inputs import input_names
 from prunekit.core.outputs.output_metrics import OutputMetrics
 from prunekit.delivery.reports.sensitivity import SensitivityReport
 from prunekit.operations.search import SearchResult, search
 from prunekit.operations.sensitivity import sensitivity
 from prunekit.recipe.datasets.batches import AdvancingOrder
-from prunekit.recipe.datasets.data import Data, load_data
+from prunekit.recipe.datasets.data import Data, load_data, training_examples, unlabelled_file
 from prunekit.recipe.datasets.parts import Part
 from prunekit.recipe.settings.compile_fields import Compile
+from prunekit.recipe.settings.data_source import DataSource
 from prunekit.recipe.start.starting_recipe import compile_values, named_source
 from prunekit.recipe.state.compile_settings import compile_arguments, output_names, reason_of
 from prunekit.recipe.text.loader import RecipeError
@@ -39,7 +41,8 @@ def scan_named(model: str, data: str, label: str | None, *, examples: int, **opt
         RecipeError: The model or the data cannot be read, or do not fit together.
         ValueError: As for `sensitivity`.
     """
-    network, drawn, _ = _named(model, data, label, examples)
+    network = compiled_model(model)
+    drawn, _ = _drawn(network, named_source(data, label, network), data, examples)
     return sensitivity(network, drawn, **options)
 
 
@@ -50,7 +53,7 @@ def search_named(
 
     Args:
         model: As for `scan_named`.
-        data: As for `scan_named`.
+        data: As for `scan_named`. An npz file may have inputs alone.
         label: As for `scan_named`.
         examples: As for `scan_named`.
         epochs: Epochs in which bolder mixtures are trained on the other training examples; None = no training.
@@ -60,7 +63,13 @@ def search_named(
         RecipeError: As for `scan_named`.
         ValueError: As for `search`.
     """
-    network, drawn, others = _named(model, data, label, examples)
+    network = compiled_model(model)
+    source, inputs = named_source(data, label, network), input_names(network)
+    if unlabelled_file(source, inputs) is not None:
+        if epochs is not None:
+            raise RecipeError(f"--epochs trains on labels. Received: {data!r}, which has inputs alone.")
+        return search(network, training_examples(source, examples, inputs), **options)
+    drawn, others = _drawn(network, source, data, examples)
     if epochs is not None:
         if others is None:
             raise RecipeError(
@@ -76,19 +85,18 @@ def search_named(
     return search(network, drawn, **options)
 
 
-def _named(model: str, data: str, label: str | None, examples: int) -> tuple[keras.Model, tuple[Any, Any], Part | None]:
-    """Returns a compiled model, training examples with labels, and the others; None if there are no others."""
-    network = compiled_model(model)
-    found = load_data(named_source(data, label, network), _SEED)
+def _drawn(model: keras.Model, source: DataSource, name: str, examples: int) -> tuple[tuple[Any, Any], Part | None]:
+    """Returns training examples with labels, and the others; None if there are no others. The model is compiled."""
+    found = load_data(source, _SEED)
     part, others = found.train, None
     if examples < part.examples:
         order = np.random.default_rng(_SEED).permutation(part.examples)
         part, others = (part.subset(np.sort(drawn)) for drawn in (order[:examples], order[examples:]))
-    if not network.compiled:
-        compile_for(network, found)
+    if not model.compiled:
+        compile_for(model, found)
     inputs, labels = part.first(min(examples, part.examples))
-    _check(network, part.first(min(8, part.examples)), data)
-    return network, (inputs, labels), others
+    _check(model, part.first(min(8, part.examples)), name)
+    return (inputs, labels), others
 
 
 def compiled_model(path: str) -> keras.Model:

@@ -1,7 +1,7 @@
 """The handler of the step kind search."""
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,24 @@ from prunekit.searching.search_run import TABLES, SearchRun
 from prunekit.sparsity.arguments import time_or_share
 from prunekit.techniques.shrink.channels.optimizer_state import compile_like
 
+_UNSEEN = "search: the drop is measured on training examples, since no data are held out for validation."
 
-class SearchStep(StepHandler[PreparedStep]):
+
+@dataclass(frozen=True, eq=False)
+class PreparedSearch(PreparedStep):
+    """A search, with the part of the data that it reads.
+
+    Attributes:
+        has_held_out: True if this is the validation data; False for training data.
+    """
+
+    has_held_out: bool = True
+
+
+class SearchStep(StepHandler[PreparedSearch]):
     """Chooses channels, ranks, bits and zeros together, and writes the integer file."""
 
-    def prepare(self, settings: Any, run: RunInputs) -> PreparedStep:
+    def prepare(self, settings: Any, run: RunInputs) -> PreparedSearch:
         """Returns the step.
 
         Raises:
@@ -42,16 +55,17 @@ class SearchStep(StepHandler[PreparedStep]):
         check_measure("bytes")
         if run.data is None or not run.metrics:
             raise ValueError("a search measures the drop on data. Received: a recipe without data or compile settings.")
-        count = _examples(run.data)[0].examples
-        if count < LEAST:
-            raise ValueError(f"a search needs {LEAST} examples, better some thousands. Received: {count}.")
-        return PreparedStep(settings)
+        part, has_held_out = _examples(run.data)
+        if part.examples < LEAST:
+            raise ValueError(f"a search needs {LEAST} examples, better some thousands. Received: {part.examples}.")
+        return PreparedSearch(settings, has_held_out=has_held_out)
 
-    def plan_notes(self, prepared: PreparedStep) -> Sequence[str]:
-        """Returns that the plan does not know what will be chosen."""
-        return ("search: channels, ranks, bits and zeros follow from measurements of the model as it is then.",)
+    def plan_notes(self, prepared: PreparedSearch) -> Sequence[str]:
+        """Returns that the plan does not know what will be chosen, and that nothing is held out."""
+        unknown = "search: channels, ranks, bits and zeros follow from measurements of the model as it is then."
+        return (unknown,) if prepared.has_held_out else (unknown, _UNSEEN)
 
-    def run(self, prepared: PreparedStep, workspace: Workspace) -> StepResult:
+    def run(self, prepared: PreparedSearch, workspace: Workspace) -> StepResult:
         """Searches, goes on with the model that was found, and writes and measures its file."""
         workspace.remember_before()
         settings, run, state = prepared.settings, workspace.run, workspace.state
@@ -68,7 +82,7 @@ class SearchStep(StepHandler[PreparedStep]):
         row, sections, text = written_integers(found, samples, floats, workspace, labels, file, form.integer_io)
         if built.packed and row.status == "ok":
             replace_file(workspace.exports / f"{settings.name}.tflite.pack", built.packed)
-            row = dataclasses.replace(row, packed_bytes=len(built.packed))
+            row = replace(row, packed_bytes=len(built.packed))
         state.exports.append(row)
         forget_trained(workspace.kept)
         return StepResult(
@@ -84,9 +98,9 @@ def _searched(settings: Search, workspace: Workspace) -> tuple[Built, SearchRepo
     run = workspace.run
     if run.data is None:
         raise ValueError("A search reads data.")
-    part, held_out = _examples(run.data)
-    if not held_out:
-        workspace.note("search: the drop is measured on training examples, since no data are held out for validation.")
+    part, has_held_out = _examples(run.data)
+    if not has_held_out:
+        workspace.note(_UNSEEN)
     count = min(part.examples, READ)
     drawn = np.sort(np.random.default_rng(run.recipe.seed).permutation(part.examples)[:count])
     examples = SearchData(part.subset(drawn).first(count), run.recipe.seed)
