@@ -113,7 +113,7 @@ def search(model: str, data: str, label: str | None, as_json: bool, **options: A
     """Find the smallest or fastest file that loses at most a drop.
 
     MODEL is a .keras file; it is not changed. Channels, ranks, bits and zeros are chosen together, from measurements of
-    each; files are made and run until one holds the drop on examples that no choice has seen. An interrupted search
+    each; files are made and run until one holds the drop on held-out examples. An interrupted search
     continues when the command is run again, and another question begins with its measurements."""
     check_model(model)
     if all(options[name] is None for name in ("drop", "bytes", "latency", "arena")):

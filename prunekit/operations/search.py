@@ -99,7 +99,7 @@ def search(  # noqa: PLR0913
     itself on examples, with the layers behind it repaired; an exact program chooses one for each; the file of the
     choice is made, run, and measured on other examples, and the choice is made again, stricter or bolder, for up to
     nine bounds of the error, then up to six times for some of the techniques. The file that is returned held the drop
-    on examples that no choice has seen. The model is not changed.
+    on held-out examples, which accept or reject each file. The model is not changed.
 
     Args:
         model: A built Sequential or functional Keras model.

@@ -121,7 +121,8 @@ class MixtureTraining:
             options: TrainingKeywords = {"bits": bits, "full_integer": full_integer}
             path = None
             if self._folder is not None and subject is not None:
-                path = self._folder / _KEPT.format(hashlib.sha256((subject + mixture).encode()).hexdigest()[:16])
+                told = f"{subject}{mixture}{sorted(zeros)}"
+                path = self._folder / _KEPT.format(hashlib.sha256(told.encode()).hexdigest()[:16])
             if path is not None and path.exists():
                 run = QuantizationRun(model, batched(examples.fitted), training_options(options))
                 if _restore(run, path):

@@ -49,7 +49,7 @@ Each layer has to have room for what it reads and writes. What the arena holds b
 residual block adds at its end, is known from the files before.
 
 Files, not predictions, are compared with the drop that was asked for. The bound of the error is moved until the file
-holds the drop on examples for the choice; the smallest of these files that holds it on examples that no choice has seen
+holds the drop on examples for the choice; the smallest of these files that holds it on held-out examples
 is delivered. Bolder mixtures are trained, if wanted, from the file that was made: on its grids, with its zeros.
 
 At an equal error, predicted or measured, files lose up to a point more or less of the metric, alike on the examples

@@ -171,8 +171,8 @@ def weights_of(model: Any) -> list[Target]:
 def _sparsity(target: Target, sparsity: float, size: int) -> float:
     """Returns the share of zeros of a weight that may have lost channels.
 
-    The few entries that a small weight keeps would not be enough for the channels that are left: one for each of these
-    stays, if there were as many.
+    An entry for each input or output stays, whichever are more: the few entries that a small weight would keep are not
+    enough. Fewer stay only if the weight had fewer when it was measured.
 
     Args:
         target: The weight.
@@ -192,7 +192,9 @@ def _prune(
         return
     targets = [target for target in weights_of(model) if target.name in levels]
     sizes = {name: product.target.size for name, product in subject.products.items()}
-    sparse = [Level(_sparsity(target, levels[target.name].sparsity, sizes[target.name])) for target in targets]
+    # Arrays of low rank were not measured as weights, and have no zeros.
+    shares = [_sparsity(one, levels[one.name].sparsity, sizes.get(one.name, one.size)) for one in targets]
+    sparse = [Level(share) for share in shares]
     work = LayerwiseRepair(model, targets, LevelSolver(targets, sparse, subject.grid_of), memory=memory)
     work.run(batches)
     for variable, value in work.values:

@@ -137,36 +137,31 @@ class Program:
         found = np.zeros(self.unknowns)
         for term, places in zip(self._terms, self._places, strict=True):
             if name in term.costs:
-                # Equal ones of one class: each unknown has its cost once.
+                # Levels of one class share an unknown, whose cost is added once.
                 at, first = np.unique(places, return_index=True)
                 found[at] += np.asarray(term.costs[name], "float64").ravel()[first]
         return found
 
-    def choose(
-        self, minimised: str | Sequence[str], bounds: Mapping[str, float], *, seconds: float = _SECONDS
-    ) -> Choice:
+    def choose(self, minimised: str | Sequence[str], bounds: Mapping[str, float]) -> Choice:
         """Returns the choice of least total of one cost within bounds of others.
 
         Args:
             minimised: Name of a cost; of several ones, the largest is minimised.
             bounds: Name of another cost -> its largest total.
-            seconds: Time after which the best choice that was found is returned, with its gap.
 
         Raises:
             Unreachable: No choice meets the bounds.
-            TimeoutError: None was found in time.
+            TimeoutError: No choice was found in a minute; after a minute with a choice, it is returned with its gap.
         """
         for less in (0.0, _FEASIBLE):
-            found = self._solved(minimised, bounds, seconds, less)
+            found = self._solved(minimised, bounds, less)
             if found is None:
                 break
             if all(found.totals[name] <= most * (1 + _ROUNDING) for name, most in bounds.items()):
                 return found
         raise Unreachable(f"No choice meets the bounds. Received: {dict(bounds)}.")
 
-    def _solved(
-        self, minimised: str | Sequence[str], bounds: Mapping[str, float], seconds: float, less: float
-    ) -> Choice | None:
+    def _solved(self, minimised: str | Sequence[str], bounds: Mapping[str, float], less: float) -> Choice | None:
         """Returns the best choice within bounds, each smaller by a share; None if there is none."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array, vstack
@@ -195,13 +190,13 @@ class Program:
             constraints.append(LinearConstraint(bounded, -np.inf, 0))
             goal = np.append(np.zeros(self.unknowns), 1.0)
             binary, most = np.append(binary, 0), np.append(most, np.inf)
-        options = {"mip_rel_gap": _GAP, "time_limit": seconds}
+        options = {"mip_rel_gap": _GAP, "time_limit": _SECONDS}
         # HiGHS 1.12 prints a line of its own, asked for or not: https://github.com/ERGO-Code/HiGHS/issues/2783
         with hidden_output(STDOUT):
             found = milp(goal, integrality=binary, bounds=Bounds(0, most), constraints=constraints, options=options)
         if found.x is None:
             if found.status == 1:
-                raise TimeoutError(f"No choice was found in {seconds:g} seconds.")
+                raise TimeoutError(f"No choice was found in {_SECONDS:g} seconds.")
             return None
         levels = tuple(int(found.x[self._of(variable)].argmax()) for variable in range(len(self._sizes)))
         return Choice(levels, totals(self._terms, levels), float(found.mip_gap or 0.0))

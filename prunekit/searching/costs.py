@@ -58,7 +58,7 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False)
 class _Stored:
-    """A level of a weight with the bytes of its arrays: one, or two of low rank; and those that no removal saves."""
+    """A level of a weight: bytes of its array, or of two of low rank, and `fixed` bytes that no removal saves."""
 
     row: WeightRow
     bytes: tuple[float, ...]
@@ -68,17 +68,21 @@ class _Stored:
     def total(self) -> float:
         return sum(self.bytes) + self.fixed
 
-    def beats(self, other: _Stored, *, timed: bool) -> bool:
+    def beats(self, other: _Stored, *, apart: bool) -> bool:
         """Returns True if this has no more bytes than another one, and no more error, whatever channels are kept.
 
         A share u of the inputs and v of the outputs leaves u v of a weight, and of two arrays u of one and v of the
         other, which is no less; so two arrays beat no weight.
+
+        Args:
+            other: Another level of the same weight.
+            apart: True compares levels of one width and form alone: others may be faster, or need less memory.
         """
         kinds = [(stored_width(one.row.bits), one.row.form) for one in (self, other)]
-        if self.row.error > other.row.error or (timed and kinds[0] != kinds[1]):
+        if self.row.error > other.row.error or (apart and kinds[0] != kinds[1]):
             return False
         if self.row.form:
-            # Of a smaller rank is what it reads and writes between, too, and its time.
+            # A smaller rank also has a smaller tensor between both layers, and a shorter latency.
             fewer = all(a <= b for a, b in zip(self.bytes, other.bytes, strict=True)) if other.row.form else False
             return fewer and self.row.rank <= other.row.rank
         return self.total <= other.total and self.fixed <= other.fixed
@@ -94,6 +98,7 @@ class Costs:
         techniques: What may be chosen, names of `TECHNIQUES`.
         latencies: Name of a weight -> seconds of its layer, for each width in a LiteRT file and some ranks; None counts
             none.
+        planned: True if arenas may be bounded.
 
     Attributes:
         techniques: As given.
@@ -108,8 +113,10 @@ class Costs:
         packed: bool,
         techniques: Sequence[str] = TECHNIQUES,
         latencies: Mapping[str, Sequence[LayerSeconds]] | None = None,
+        planned: bool = False,
     ):
         self._subject, self._timed = subject, latencies is not None
+        self._compares_apart = self._timed or planned
         # Zero points are all the same, and no bytes of a packed file.
         self._layer, self._zero_point = (_PACKED_LAYER, 0) if packed else (_LAYER, ZERO_POINT_BYTES)
         self.techniques = tuple(techniques)
@@ -146,13 +153,13 @@ class Costs:
     def _undominated(self, name: str, rows: Sequence[WeightRow], packed: bool) -> list[_Stored]:
         """Returns the levels for which no other has fewer bytes and less error, whatever channels are kept.
 
-        Where latencies count, levels that LiteRT stores in another width or form may be faster, and are compared apart.
+        Where latencies or arenas count, levels that LiteRT stores in another width or form are compared apart.
         """
         kept: list[_Stored] = []
         for one in sorted(
             (self._stored(name, row, packed) for row in rows), key=lambda one: (one.total, one.row.error)
         ):
-            if not any(other.beats(one, timed=self._timed) for other in kept):
+            if not any(other.beats(one, apart=self._compares_apart) for other in kept):
                 kept.append(one)
         return sorted(kept, key=lambda one: not one.row.form)
 
@@ -356,7 +363,7 @@ class Costs:
         levels = {name: rows[at[name]].row.level for name, rows in self._rows.items()}
         kept = {name: rows[at[name]].kept for name, rows in self._groups.items()}
         found = {**choice.totals, ARENA: max((choice.totals[name] for name in self._arenas), default=0.0)}
-        # Where no layer was timed that is left, none has a latency.
+        # A cost without terms is 0: no layer that is left was timed.
         costs = {name: found.get(name, 0.0) for name in self.counted}
         return Mixture(levels, kept, choice.totals["error"], costs, choice.gap, self.techniques)
 

@@ -13,7 +13,8 @@ from prunekit.searching.made_files import MadeFiles
 from prunekit.searching.question import MINIMISED, Made, Question, cost_text
 from prunekit.searching.time_limit import NO_LIMIT, TimeLimit
 
-# Most files that are made, and most that are trained, and of these most before the examples that judge are asked.
+# Most files that are made, most that are trained, and most trainings of the first bisection, which the examples for the
+# choice alone decide.
 FILES, TRAINED, _STEPS = 9, 5, 4
 # Most files of fewer techniques that are made, and most that are trained; by what shares they are to be smaller than
 # the answer; and how many times its error they may have.
@@ -26,8 +27,8 @@ _SAME = 0.02
 _FACTOR, _NEAR, _NEAREST = 3.0, 1.2, 1.05
 # First error that is tried, for each unit of the drop.
 _START = 4.0
-# Share of a bound that may be left unused.
-_UNUSED = 0.03
+# Share of a bound that may be left unused; and the factor of bounds after a file that exceeds them, or cannot be made.
+_UNUSED, _LESS = 0.03, 0.98
 
 
 class Finder:
@@ -98,11 +99,12 @@ class Finder:
         files = self.files
         low, high = self._costs.errors
         low = max(low * (1 + 1e-6), 1e-12)
-        holds = self._bisect(low, high, min(max(_START * drop, low), high), *self._bracket(low))
+        holds = self._bisect(low, high, min(max(_START * drop, low), high), *self._bracket(drop, low))
         if self._trains:
             if holds is not None and holds >= high:
-                # Nothing is bolder, and a training may give back what it lost.
-                self._holds(high, trains=True)
+                # No mixture has a larger error; a training may give back what this one lost.
+                if files.has_time(trains=True):
+                    self._holds(high, trains=True)
             else:
                 self._bisect(low, high, min(low * _FACTOR, high), holds, trains=True)
             self._refine_trained(low)
@@ -114,7 +116,8 @@ class Finder:
             self._try_fewer(_SMALLER, FEWER)
         if files.answer is None and not files.has_time(trains=False):
             # After the limit, the file of least error is made if none holds the drop.
-            self._holds(low)
+            with contextlib.suppress(Unreachable), files.noting_failures():
+                files.file_of(self._costs.least("error", files.counted(self._question.costs)))
         found = files.answer
         if found is None:
             raise ValueError(self._refusal())
@@ -161,12 +164,15 @@ class Finder:
                 fails = bound
         return holds
 
-    def _bracket(self, low: float) -> tuple[float | None, float | None]:
-        """Returns the largest error of a known file that holds the drop, and that of the next one, which fails."""
-        files = self.files
-        known = [one for one in files.made if self._has_all(one)]
-        holds = max((max(one.mixture.error, low) for one in known if files.is_chosen(one)), default=None)
-        above = [one.mixture.error for one in known if one.mixture.error > (holds or 0.0) and not files.is_chosen(one)]
+    def _bracket(self, drop: float, low: float) -> tuple[float | None, float | None]:
+        """Returns the largest error of a known file that holds the drop, and that of the next one, which fails.
+
+        Files that hold the drop and exceed another bound count as well: `_holds` allows more error after them.
+        """
+        known = [one for one in self.files.made if self._has_all(one)]
+        held = [one for one in known if one.drops[0] <= drop]
+        holds = max((max(one.mixture.error, low) for one in held), default=None)
+        above = [one.mixture.error for one in known if one not in held and one.mixture.error > (holds or 0.0)]
         return holds, min(above, default=None)
 
     def _has_all(self, file: Made) -> bool:
@@ -222,7 +228,7 @@ class Finder:
         """Returns True if the file of least cost within an error holds the drop on the examples for the choice."""
         with self.files.noting_failures():
             file = self._file_within(error, trains=trains)
-            # Without a file, more error is allowed, until others of the bounds can be met.
+            # No mixture meets the other bounds at this error: True makes the next bound of the error larger.
             return file is None or file.drops[0] <= (self._question.drop or 0.0)
         return False
 
@@ -251,7 +257,7 @@ class Finder:
             if held:
                 reach = f"the best file with this drop has {min(held, key=files.cost)}"
             else:
-                least = self._costs.least_of_each(self._unmet)
+                least = self._costs.least_of_each(self._unmet or files.counted(question.costs))
                 told = [
                     cost_text(name, value) for name, value in least.items() if name != "error" and value is not None
                 ]
@@ -330,23 +336,7 @@ class Finder:
     def _within_costs(self) -> Made:
         """Returns the file of least drop within the bounds of its costs, among those of least predicted error."""
         files, bounds = self.files, self._question.costs
-        counted = files.counted(bounds)
-        for _ in range(FILES):
-            if files.answer is not None and not files.has_time(trains=False):
-                break
-            count, file = len(files.made), None
-            with contextlib.suppress(Unreachable), files.noting_failures():
-                file = files.file_of(self._costs.least("error", counted))
-            if file is None:
-                break
-            used = max(file.costs[name] / most for name, most in bounds.items())
-            if len(files.made) == count or 1 - _UNUSED <= used <= 1:
-                break
-            nearer = files.counted(bounds)
-            if not file.meets(bounds):
-                nearer = {name: min(most, 0.98 * counted.get(name, most)) for name, most in nearer.items()}
-            counted = nearer
-        self._try_fewer_within(counted)
+        self._try_fewer_within(self._approach(bounds))
         if files.answer is None:
             # The least of what the bounds are about.
             known = [name for name in bounds if name in self._costs.counted] or ["bytes"]
@@ -365,6 +355,32 @@ class Finder:
             with files.noting_failures():
                 files.file_of(best.mixture, trains=True)
         return files.answer or best
+
+    def _approach(self, bounds: Mapping[str, float]) -> dict[str, float]:
+        """Makes files until one uses the bounds up; returns the bounds of counted costs that it had."""
+        files = self.files
+        counted = files.counted(bounds)
+        for _ in range(FILES):
+            if files.answer is not None and not files.has_time(trains=False):
+                break
+            count, mixture, file = len(files.made), None, None
+            with contextlib.suppress(Unreachable), files.noting_failures():
+                mixture = self._costs.least("error", counted)
+                file = files.file_of(mixture)
+            if mixture is None or not (file or counted):
+                break
+            if file is None:
+                # It could not be made; the next smaller mixture may be.
+                counted = {name: _LESS * most for name, most in counted.items()}
+                continue
+            used = max(file.costs[name] / most for name, most in bounds.items())
+            if len(files.made) == count or 1 - _UNUSED <= used <= 1:
+                break
+            nearer = files.counted(bounds)
+            if not file.meets(bounds):
+                nearer = {name: min(most, _LESS * counted.get(name, most)) for name, most in nearer.items()}
+            counted = nearer
+        return counted
 
     def _try_fewer_within(self, counted: Mapping[str, float]) -> None:
         """Makes files of fewer techniques within counted bounds."""

@@ -130,9 +130,13 @@ class MadeFiles:
         return found
 
     def make_again(self, file: Made) -> None:
-        """Makes a known file with its model."""
-        # It may differ in the last digits.
-        self.made[self.made.index(file)] = self.make(file.mixture)
+        """Makes a file without its model again, with its training; a file that cannot be made again is forgotten."""
+        self.made = [one for one in self.made if one is not file]
+        self.known = [one for one in self.known if one is not file]
+        with self.noting_failures():
+            # It may differ in the last digits.
+            again = self.make(file.mixture)
+            self.made.append(self._trained(again) if file.is_trained else again)
 
     def _trained(self, file: Made) -> Made:
         """Returns the file after its training; the same one if the training would end too late."""

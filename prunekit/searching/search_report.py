@@ -114,7 +114,7 @@ class SearchReport(Displayed):
         model_name: Name of the model.
         target: "litert", "packed" or "microcontroller".
         metric: The metric in which the drop is measured.
-        before: The metric of the model on the examples that no choice has seen.
+        before: The metric of the model on the held-out examples, which accept or reject each file.
         after: That of the file.
         asked_drop: The largest drop that was asked for; None if none was.
         asked_bytes: The most bytes that were asked for; None if none were.
@@ -181,7 +181,7 @@ class SearchReport(Displayed):
 
     @property
     def drop(self) -> float:
-        """By how much the file is worse than the model, on examples that no choice has seen."""
+        """By how much the file is worse than the model, on the held-out examples."""
         return self.metric.drop(self.before, self.after)
 
     @property
@@ -238,8 +238,8 @@ class SearchReport(Displayed):
             "The file",
             columns,
             (row,),
-            explanation=f"Measured by running the LiteRT file on {judging:,} examples that no choice has seen. "
-            f"Layers were fitted to {fitted:,} others, {measured:,} of which measured errors of single levels; "
+            explanation=f"Measured by running the LiteRT file on {judging:,} held-out examples, which accept or reject "
+            f"a file. Layers were fitted to {fitted:,} others, {measured:,} of which measured errors of single levels; "
             f"{choosing:,} more chose the file.{without}",
             notes=(*self.notes, *self._slower()),
         )

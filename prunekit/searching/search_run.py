@@ -216,7 +216,12 @@ class SearchRun:
         some = tuple(techniques)
         if some not in self._costs:
             self._costs[some] = Costs(
-                self._subject, self._table, packed=self._form.packed, techniques=some, latencies=self._seconds
+                self._subject,
+                self._table,
+                packed=self._form.packed,
+                techniques=some,
+                latencies=self._seconds,
+                planned=self._counts_arena,
             )
         return self._costs[some]
 
@@ -235,7 +240,7 @@ class SearchRun:
         known = self._known(question)
         finder = Finder(
             question,
-            self._costs_of(self._techniques),
+            self._costs_of(self._used),
             lambda mixture: known.with_file(self._file(mixture)),
             trained,
             self._progress,
@@ -260,7 +265,9 @@ class SearchRun:
         metric = plain(self._judge.metric), self._judge.before
         settings = {
             "table": self._table.settings,
-            "techniques": self._techniques,
+            # Without time, fewer weights are measured: their errors are counted as none.
+            "missing": missing(self._subject, self._table),
+            "techniques": self._used,
             "target": self._target,
             "profile": question.profile,
             # A share of the time in float32 is another time whenever that is measured.

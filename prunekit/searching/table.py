@@ -229,7 +229,7 @@ class _Scan:
                 self._tell(name)
             else:
                 late.append(name)
-            pace.settle(name, made=made)
+            pace.note_finished(name, made=made)
         return late
 
     def _calls(self, measure: RepairedScan) -> dict[str, int]:

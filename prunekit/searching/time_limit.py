@@ -73,7 +73,7 @@ class Pace:
         first = sum(cost for other, cost in self._costs.items() if self._values[other] > self._values[name])
         return seconds * (first + self._costs[name]) <= self._limit.left
 
-    def settle(self, name: str, *, made: bool) -> None:
+    def note_finished(self, name: str, *, made: bool) -> None:
         """Notes that a measurement was made, or will not be."""
         cost = self._costs.pop(name)
         self._done += cost if made else 0.0

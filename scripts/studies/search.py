@@ -53,11 +53,11 @@ seed 0; all files have 8-bit activations, and weights of 8 bits where bits are n
 searched by the same exact choice, so that it stands at its best setting. "Trained": `training={{"epochs": {EPOCHS}}}`
 on the other training images, {TRAINED["mobilenet"]:,} of them for the inverted residuals.
 
-"Drop": on the images that no choice has seen; "test": accuracy on the 10,000 test images, used for this alone. "Files":
-made and run by the search; "ranks": rank correlation of their predicted and measured errors, where none was trained.
-Seconds on two shared cores, other programs running; without them, all techniques on packed files of MNIST took 194. One
-run each. `scripts/study search` makes this page; runs that are not listed were not measured. A training gives another
-network on another processor: rows whose dense accuracies differ are of two networks.
+"Drop": on the held-out images, which accept or reject each file; "test": accuracy on the 10,000 test images, used for
+this alone. "Files": made and run by the search; "ranks": rank correlation of their predicted and measured errors, where
+none was trained. Seconds on two shared cores, other programs running; without them, all techniques on packed files of
+MNIST took 194. One run each. `scripts/study search` makes this page; runs that are not listed were not measured. A
+training gives another network on another processor: rows whose dense accuracies differ are of two networks.
 
 | network (dense, test) | bytes of | techniques | bytes | / best alone | drop | test | files | ranks | seconds |
 |---|---|---|---:|---:|---:|---:|---:|---:|---:|

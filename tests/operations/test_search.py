@@ -1,4 +1,4 @@
-"""pk.search: the bound holds on examples that no choice has seen, and what is delivered is what was measured."""
+"""pk.search: the bound holds on held-out examples, and what is delivered is what was measured."""
 
 import json
 import sys
@@ -79,7 +79,7 @@ def test_the_report_tells_what_the_model_and_the_file_have(found):
         "Weights",
         "Channels",
     ]
-    assert f"on {result.report.examples[3]} examples that no choice has seen" in shown[0].explanation
+    assert f"on {result.report.examples[3]} held-out examples, which accept or reject a file" in shown[0].explanation
     assert shown[0].rows[0][0] == result.report.bytes and len(shown[1].rows) == len(result.report.points)
 
 
@@ -363,12 +363,15 @@ def test_a_search_ends_in_time_and_the_next_one_measures_what_it_lacked(digits, 
     late, over = report.notes
     named = {"conv/kernel", "hidden/kernel", "logits/kernel", "conv", "hidden"} - measured
     assert named and late.startswith("There was no time to measure") and all(name in late for name in named)
+    # Its files were chosen without the errors that the table lacks, and are not known to a search with all of them.
+    assert set(json.loads((tmp_path / FILES["litert"]).read_text())["settings"]["missing"]) == named
     # What is worth most is measured, and one file is made, whatever the time.
     assert measured and over == "The time was over before all files were made."
     assert report.drop <= 0.02 and len(report.points) == 1 and report.bytes > found[0].report.bytes
     monkeypatch.undo()
     again = pk.search(*digits, drop=0.02, output=tmp_path).report
     assert again.notes == () and again.bytes == found[0].report.bytes
+    assert json.loads((tmp_path / FILES["litert"]).read_text())["settings"]["missing"] == []
 
 
 @pytest.mark.thorough

@@ -8,6 +8,11 @@ from keras import layers as L
 
 import prunekit as pk
 from prunekit.anatomy.layers.targets import find_targets
+from prunekit.searching.building import FORMS, build, weights_of
+from prunekit.searching.candidates import Level
+from prunekit.searching.costs import Mixture
+from prunekit.searching.searched_model import EIGHT_BITS, SearchedModel
+from prunekit.techniques.factorize.forms import Structure
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +100,19 @@ def test_an_einsum_of_low_rank_becomes_two_layers(digits, tmp_path):
     (row,) = [one for one in found.report.weights if one.name == "wide/kernel"]
     assert found.report.drop <= 0.02
     assert row.rank == found.model.get_layer("wide_reduction").kernel.shape[-1] <= 4
+
+
+@pytest.mark.thorough
+def test_low_rank_of_a_weight_and_zeros_of_another_are_in_one_file(low_rank):
+    model, (images, _) = low_rank
+    subject = SearchedModel(model, images[:100], EIGHT_BITS)
+    levels = {
+        "wide/kernel": Level(0.0, 8, structure=Structure("pair", (12,))),
+        "hidden/kernel": Level(0.6, 8),
+        "logits/kernel": Level(0.0, 8),
+    }
+    mixture = Mixture(levels, {}, 0.0, {}, 0.0)
+    built = build(subject, mixture, images[:100], images[:64], FORMS["packed"], memory=1e9)
+    zeros = {one.name: float((np.array(one.variable) == 0).mean()) for one in weights_of(built.model)}
+    assert built.arrays["wide/kernel"] == ("wide_reduction/kernel", "wide/kernel")
+    assert zeros["hidden/kernel"] >= 0.59 and max(zeros["wide/kernel"], zeros["wide_reduction/kernel"]) < 0.3

@@ -135,10 +135,14 @@ def test_without_validation_data_training_examples_judge_with_a_note(parts, tmp_
 @pytest.mark.thorough
 def test_a_run_that_was_interrupted_in_a_training_ends_with_the_same_bytes(parts, tmp_path, monkeypatch):
     given = recipe(TRAIN, {"search": {"drop": 0.05, "target": "packed", "training": {"epochs": 1}}})
-    fit, fitted, last = search_step._Fit.__call__, [], []
+    fit, fitted, last, drawn = search_step._Fit.__call__, [], [], []
+    data = search_step.SearchData
+    monkeypatch.setattr(
+        search_step, "SearchData", lambda *given, **options: drawn.append(data(*given, **options)) or drawn[-1]
+    )
 
     def counted(self, *arguments):
-        fitted.append(arguments)
+        fitted.append(self._part)
         if len(fitted) in last:
             raise KeyboardInterrupt
         fit(self, *arguments)
@@ -157,3 +161,6 @@ def test_a_run_that_was_interrupted_in_a_training_ends_with_the_same_bytes(parts
     for one, other in zip(whole.model.weights, resumed.model.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
     assert not list((tmp_path / "run").rglob("trained-*.snapshot"))
+    # Without validation data, no example is trained on that chooses or judges.
+    examples = set(map(bytes, fitted[0].first(10_000)[0]))
+    assert len(examples) == fitted[0].examples >= 32 and not examples & set(map(bytes, drawn[0].held_out))

@@ -7,6 +7,7 @@ from keras import layers as L
 from searched_models import FITTED, FLOATS, network, walk
 
 from prunekit.core.statistics.layer_products import product_of
+from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import Costs
 from prunekit.searching.searched_model import SearchedModel
 from prunekit.searching.table import RemovalRow, Table, WeightRow, levels_for, scan
@@ -124,6 +125,25 @@ def test_of_two_arrays_of_low_rank_one_loses_the_inputs_and_one_the_outputs():
         bytes_of[form] = mixture.costs["bytes"]
     # Of 3 x 3 positions with 12 channels and 16 outputs, 4 channels and 6 outputs are left.
     assert bytes_of["pair"] - bytes_of[""] == pytest.approx(3 * (9 * 4 + 6) + 8 * 3 + 200 - 9 * 4 * 6)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("planned", [True, False])
+def test_where_arenas_are_bounded_a_low_rank_that_needs_less_is_kept(planned):
+    layers = [keras.Input((100,)), L.Dense(100, name="wide"), L.Dense(3, name="head")]
+    numbers = np.random.default_rng(5).normal(size=(96, 100)).astype("float32")
+    subject = SearchedModel(keras.Sequential(layers), numbers, FLOATS)
+    # As a whole, the weight has fewer bytes and less error.
+    rows = [WeightRow("head/kernel", 0.0, 8, 0.0, 0.0, (8.0,)), WeightRow("wide/kernel", 0.0, 8, 0.0, 0.0, (1.0,))]
+    rows.append(WeightRow("wide/kernel", 0.0, 8, 0.0, 0.1, (8.0, 8.0), "pair", 10))
+    costs = Costs(subject, Table({}, tuple(rows)), packed=True, planned=planned)
+    bounds = {"error": 1.0, "arena": 150}
+    if planned:
+        found = costs.least("bytes", bounds)
+        assert found.levels["wide/kernel"].structure.ranks == (10,) and found.costs["arena"] == 110
+    else:
+        with pytest.raises(Unreachable):
+            costs.least("bytes", bounds)
 
 
 def test_weights_without_levels_count_where_they_lose_channels():

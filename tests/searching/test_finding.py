@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from prunekit.delivery.integers.integer_report import IntegerExportError
+from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import Mixture
 from prunekit.searching.finding import _SMALLER, FEWER, FEWER_TRAINED, TRAINED, Finder
 from prunekit.searching.question import Made, Question
@@ -183,6 +184,61 @@ def test_within_bytes_a_file_that_cannot_be_made_ends_nothing():
     search.files.make = Failing(IntegerExportError("It differs."))
     with pytest.raises(ValueError, match="No file could be made. Received: bytes=20,000. A file was not made: It diff"):
         search.found()
+
+
+@pytest.mark.thorough
+def test_within_bytes_the_next_smaller_file_is_made_where_one_cannot_be():
+    search, asked = finder((2, 2), Question(bytes=20000)), []
+
+    def failing_first(mixture):
+        asked.append(mixture)
+        if len(asked) == 1:
+            raise IntegerExportError("It differs.")
+        return made(mixture, (10, 10))
+
+    search.files.make, search.files.train = failing_first, None
+    assert 19000 < search.found().bytes <= 20000 and search.files.notes == ["A file was not made: It differs."]
+
+
+class Bounded(Costs):
+    """Mixtures that are no smaller than their error says."""
+
+    def least(self, goal, bounds):
+        if 100 / bounds.get("error", 1.0) > bounds.get("bytes", math.inf):
+            raise Unreachable("No choice meets the bounds.")
+        return super().least(goal, bounds)
+
+
+@pytest.mark.thorough
+def test_a_known_file_that_holds_the_drop_and_has_too_many_bytes_is_no_failure():
+    make = lambda mixture: made(mixture, (0.1, 0.1))  # noqa: E731
+    # 1,250 and 719 bytes.
+    known = [replace(make(Costs().least("bytes", {"error": error})), built=None) for error in (0.08, 0.139)]
+    question = Question(drop=0.012, bytes=1220)
+    search = Finder(question, Bounded(), make, None, lambda *told: None, known=known, answered=(0.02,))
+    assert 0.0819 <= search.found().mixture.error <= 0.12
+
+
+@pytest.mark.thorough
+def test_after_the_time_the_file_of_least_error_within_the_other_bounds_is_made():
+    make = lambda mixture: made(mixture, (10, 10))  # noqa: E731
+    limit = SimpleNamespace(left=0.0)
+    search = Finder(Question(drop=0.05, bytes=25000), Bounded(), make, None, lambda *told: None, limit)
+    found = search.found()
+    assert found.mixture.error == pytest.approx(0.004) and len(search.files.made) == 1
+
+
+@pytest.mark.thorough
+def test_a_trained_file_without_its_model_is_trained_again_and_one_that_fails_is_forgotten():
+    files = finder((2, 2)).files
+    trained = files.file_of(Costs().least("bytes", {"error": 0.01}), trains=True)
+    trained.built = None
+    files.make_again(trained)
+    (again,) = [one for one in files.made if one.is_trained]
+    assert again.built is not None and again is not trained
+    files.make, files.known = Failing(IntegerExportError("It differs.")), [again]
+    files.make_again(again)
+    assert again not in files.made and again not in files.known and files.notes == ["A file was not made: It differs."]
 
 
 def test_another_drop_begins_between_the_files_that_are_known():

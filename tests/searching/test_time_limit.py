@@ -45,7 +45,7 @@ def test_the_most_valuable_measurements_are_made(clock, seconds, expected):
         if pace.has_time_for(name):
             made += name
             clock.now += 10 * costs[name]
-        pace.settle(name, made=name in made)
+        pace.note_finished(name, made=name in made)
     # Nothing is known of the pace before the first one, which is begun if any time is left.
     assert made == (expected if expected.startswith("a") else "a" + expected)
 

@@ -12,6 +12,7 @@ from prunekit.operations.quantize import outputs_of
 from prunekit.operations.search_training import MixtureTraining, forget_trained
 from prunekit.recipe.datasets.batches import AdvancingOrder
 from prunekit.recipe.datasets.data import Data
+from prunekit.recipe.datasets.parts import Part, as_part
 from prunekit.recipe.settings.search_settings import Search
 from prunekit.recipe.state.compile_settings import optimizer_from
 from prunekit.recipe.state.export_samples import export_samples, metrics_on_samples
@@ -103,7 +104,8 @@ def _searched(settings: Search, workspace: Workspace) -> tuple[Built, SearchRepo
         workspace.note(_UNSEEN)
     count = min(part.examples, READ)
     drawn = np.sort(np.random.default_rng(run.recipe.seed).permutation(part.examples)[:count])
-    examples = SearchData(part.subset(drawn).first(count), run.recipe.seed)
+    trains = settings.training is not None
+    examples = SearchData(part.subset(drawn).first(count), run.recipe.seed, everything=trains and not has_held_out)
     progress = workspace.step_progress("{}", 0.0, 0.9)
     with workspace.noting():
         techniques = settings.techniques or TECHNIQUES
@@ -120,32 +122,33 @@ def _searched(settings: Search, workspace: Workspace) -> tuple[Built, SearchRepo
         replace_file(workspace.exports / table, (folder / table).read_bytes())
         if settings.training is None:
             return work.answer(question)
-        fit = _Fit(settings, workspace)
+        # Examples that choose and judge are not trained on.
+        fit = _Fit(settings, workspace, run.data.train if has_held_out else as_part(examples.trained))
         training = MixtureTraining(workspace.model, fit, folder, identity=settings.model_dump(mode="json"))
         train = training.of(examples, full_integer=FORMS[settings.target].full_integer, progress=progress)
         return work.answer(question, train)
 
 
 class _Fit:
-    """Trains a model on the training data of the run, with the recipe's optimizer."""
+    """Trains a model on a part of the data, with the recipe's optimizer."""
 
-    def __init__(self, settings: Search, workspace: Workspace):
-        self._settings, self._workspace = settings, workspace
+    def __init__(self, settings: Search, workspace: Workspace, part: Part):
+        self._settings, self._workspace, self._part = settings, workspace, part
 
     def __call__(self, model: Any, callbacks: list[Any]) -> None:
         run, given = self._workspace.run, self._settings.training
-        if run.compile is None or run.data is None or given is None:
-            raise ValueError("A training needs data and compile settings.")
+        if run.compile is None or given is None:
+            raise ValueError("A training needs compile settings.")
         optimizer = optimizer_from(run.compile)
         if given.learning_rate is not None:
             optimizer.learning_rate = given.learning_rate
         compile_like(self._workspace.model, model, optimizer)
-        order = AdvancingOrder(run.data.train.examples, self._workspace.step.seed)
-        batches = run.data.train.training_batches(order, run.compile.batch_size)
+        order = AdvancingOrder(self._part.examples, self._workspace.step.seed)
+        batches = self._part.training_batches(order, run.compile.batch_size)
         model.fit(batches, epochs=given.epochs, callbacks=callbacks, shuffle=False, verbose=0)
 
 
 def _examples(data: Data) -> tuple[Any, bool]:
-    """Returns the examples that choose and judge, and whether they are held out; the test data report, and never do."""
+    """Returns the examples that choose and judge, and whether they are held out; the test data only report."""
     held_out = data.validation is not data.test
     return (data.validation if held_out else data.train), held_out
