@@ -118,7 +118,7 @@ def build(
     rounding = replace(subject.preparation.options, bits=bits_of(levels), method="gptq")
     rates = {name: level.rate for name, level in levels.items()}
     state = quantize_model(model, rounding, batches, memory=memory, rates=rates)
-    return written(state, arrays, samples, form)
+    return write_file(state, arrays, samples, form)
 
 
 def levels_of(mixture: Mixture, arrays: Mapping[str, Sequence[str]]) -> dict[str, Level]:
@@ -131,7 +131,7 @@ def bits_of(levels: Mapping[str, Level]) -> Any:
     return {name: level.bits or 8 for name, level in levels.items()} or 8
 
 
-def written(state: QuantizationState, arrays: Mapping[str, tuple[str, ...]], samples: Any, form: FileForm) -> Built:
+def write_file(state: QuantizationState, arrays: Mapping[str, tuple[str, ...]], samples: Any, form: FileForm) -> Built:
     """Returns a quantized model as a file that was run and compared with its simulation; arguments as for `build`."""
     # The file is compared on a few samples; a simulation of all would take longer than everything else.
     few = keras.tree.map_structure(lambda leaf: keras.ops.convert_to_tensor(leaf[:EXAMPLES]), samples)

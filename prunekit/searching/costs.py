@@ -11,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 
 from prunekit.anatomy.channels.channel_links import WeightAxes
+from prunekit.anatomy.layers.targets import Target
 from prunekit.searching.candidates import Level
 from prunekit.searching.choice import Choice, Program, Term, Unreachable, totals
 from prunekit.searching.latencies import LayerSeconds, layer_axes, seconds_of, stored_width
@@ -189,8 +190,7 @@ class Costs:
         Of two arrays of low rank, the first one has the inputs, and the second one the outputs.
         """
         target, rows, variables = self._subject.products[name].target, self._rows[name], (self._number[name],)
-        axes = self._subject.channels.links.weights.get(id(target.variable))
-        parts = [self._parts(axes, axis, length) for axis, length in enumerate(target.shape)]
+        parts = self._parts_of(target)
 
         def part(read: Sequence[int], values: Sequence[float]) -> list[Term]:
             if not any(values):
@@ -210,8 +210,7 @@ class Costs:
         if not seconds:
             return []
         target = self._subject.products[name].target
-        axes = self._subject.channels.links.weights.get(id(target.variable))
-        parts = [self._parts(axes, axis, length) for axis, length in enumerate(target.shape)]
+        parts = self._parts_of(target)
         of_level = [seconds_of(seconds, one.row.bits, one.row.structure) for one in self._rows[name]]
         inputs, outputs = layer_axes(target)
         found = []
@@ -228,7 +227,7 @@ class Costs:
         shapes = self._subject.shapes.get(id(target.layer))
         if shapes is None:
             return []
-        axes = self._subject.channels.links.weights.get(id(target.variable))
+        parts = self._parts_of(target)
         # A depthwise kernel has its inputs along its outputs.
         sides = {"inputs": target.in_axes or target.out_axes[:1], "outputs": target.out_axes}
         entries, found = shapes.entries(target), []
@@ -236,8 +235,7 @@ class Costs:
         def part(cost: str, side: str, factors: Sequence[float]) -> list[Term]:
             read = sides[side]
             of_entry = np.array(factors) * entries[side] / math.prod(target.shape[axis] for axis in read)
-            parts = [self._parts(axes, axis, target.shape[axis]) for axis in read]
-            return self._products(parts, (self._number[name],), of_entry, cost)
+            return self._products([parts[axis] for axis in read], (self._number[name],), of_entry, cost)
 
         first, second = f"{ARENA} {name}", f"{ARENA} {name}, second layer"
         low_rank = [float(bool(one.row.form)) for one in rows]
@@ -287,6 +285,11 @@ class Costs:
             )
             for chosen in itertools.product(*parts)
         ]
+
+    def _parts_of(self, target: Target) -> list[list[tuple[str | None, float]]]:
+        """Returns the groups of each axis of a weight; see `_parts`."""
+        axes = self._subject.channels.links.weights.get(id(target.variable))
+        return [self._parts(axes, axis, length) for axis, length in enumerate(target.shape)]
 
     def _parts(self, axes: WeightAxes | None, axis: int, length: int) -> list[tuple[str | None, float]]:
         """Returns the groups whose channels an axis has, each with its share of the axis' length; None = the others."""

@@ -31,7 +31,7 @@ def kept_record(path: Path | None, empty: Kept, notes: list[str], other: str = "
         path: Where it is kept; None keeps none.
         empty: An empty record with its settings.
         notes: A note is added for a file that cannot be read.
-        other: What is added for one of other settings, behind the file's name; "" adds nothing.
+        other: Text of the note, behind the file's name, if the record has other settings; "" adds no note.
     """
     if path is None:
         return empty

@@ -62,7 +62,7 @@ class RepairedScan:
         products: The products of the weights that may be fitted.
         memory: Largest number of bytes of activations that are kept, of `measured`, and of what the calls ahead compute
             for `fitted`: where a repair needs more for all batches, it is fitted to fewer of them, to one at least.
-        written: Bytes that each call writes for one example.
+        activation_bytes: Bytes of the outputs of each call for one example.
 
     Raises:
         ValueError: An output is not finite.
@@ -79,7 +79,7 @@ class RepairedScan:
         measured: Sequence[Any],
         products: Sequence[LayerProduct],
         memory: float,
-        written: Sequence[int],
+        activation_bytes: Sequence[int],
     ):
         self._pass: ForwardPass = steps_of(model, fitted[0])
         self.steps: Sequence[GraphStep] = self._pass.steps
@@ -96,7 +96,7 @@ class RepairedScan:
         flat = (self._pass.flat_inputs(batch) for batch in fitted)
         self._values = [dict(zip(self._pass.inputs, tensors, strict=True)) for tensors in flat]
         self._memory = memory
-        self._bytes = [size * len(keras.tree.flatten(fitted[0])[0]) for size in written]
+        self._bytes = [size * len(keras.tree.flatten(fitted[0])[0]) for size in activation_bytes]
         self._look_back()
 
     def _look_back(self) -> None:

@@ -22,7 +22,7 @@ from prunekit.delivery.litert.arena import arena_bytes
 from prunekit.delivery.litert.model_measures import machine
 from prunekit.delivery.reports.formatting import names
 from prunekit.delivery.reports.metrics import Metric
-from prunekit.searching.building import FORMS, Built, bits_of, build, levels_of, weights_of, written
+from prunekit.searching.building import FORMS, Built, bits_of, build, levels_of, weights_of, write_file
 from prunekit.searching.candidates import Level
 from prunekit.searching.choice import Unreachable
 from prunekit.searching.costs import TECHNIQUES, Costs, Mixture
@@ -54,8 +54,8 @@ _TABLE = 0.5
 _NAMED = 8
 # Examples to which the layers of files are fitted, for each input of a layer that computes one position of an example.
 _EXAMPLES = 4
-# Trains a model on integers, in place: (model, option `bits`, weights whose zeros stay, what tells the mixture from
-# others) -> the quantized model.
+# Trains a model on integers, in place: (model, option `bits`, weights whose zeros stay, a text that identifies the
+# mixture) -> the quantized model.
 Train = Callable[[Any, Any, Sequence[str], str], QuantizationState]
 
 
@@ -303,7 +303,7 @@ class SearchRun:
         levels = levels_of(made.mixture, arrays)
         told = repr((sorted(made.mixture.levels.items()), sorted(made.mixture.kept.items())))
         state = train(model, bits_of(levels), self._zeros_of(model, levels), told)
-        built = written(state, arrays, self._data.held_out, self._form)
+        built = write_file(state, arrays, self._data.held_out, self._form)
         return self._judged(made.mixture, built, is_trained=True)
 
     def _zeros_of(self, model: Any, levels: Mapping[str, Level]) -> list[str]:

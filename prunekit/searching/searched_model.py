@@ -84,9 +84,9 @@ def _walked(model: Any, inputs: Any) -> tuple[Sequence[GraphStep], dict[int, Lay
         step.compute(values)
         sizes.append(bytes_of(values[key] for key in step.writes))
         if step.layer is not None and len(step.reads) == len(step.writes) == 1:
-            read, written = values[step.reads[0]], values[step.writes[0]]
+            read, computed = values[step.reads[0]], values[step.writes[0]]
             floats = "float" in keras.backend.standardize_dtype(read.dtype)
-            found[id(step.layer)] = LayerShapes(tuple(read.shape[1:]), tuple(written.shape[1:]), floats)
+            found[id(step.layer)] = LayerShapes(tuple(read.shape[1:]), tuple(computed.shape[1:]), floats)
     return steps.steps, found, sizes
 
 
@@ -123,7 +123,7 @@ class SearchedModel:
         orders: The order of removal of each group, by its name.
         called: id of a layer that is called once, itself or inside another one -> id of the layer of that call.
         shapes: id of a layer with one input and one output -> their shapes.
-        written: Bytes that each call writes for one example.
+        activation_bytes: Bytes of the outputs of each call for one example.
         skipped: Weights that no level is chosen for, with reasons.
 
     Raises:
@@ -146,7 +146,7 @@ class SearchedModel:
         self.preparation = Preparation(model, options, batched(inputs))
         self._weights = {id(one.variable): one for one in self.preparation.weights}
         targets = [self.preparation.selection.targets[key] for key in self._weights]
-        steps, self.shapes, self.written = _walked(model, inputs)
+        steps, self.shapes, self.activation_bytes = _walked(model, inputs)
         self.called = _called(steps)
         lacking = unfitted(targets) | {
             target.name: "its layer is called several times, or inside a recurrent layer or a wrapper"

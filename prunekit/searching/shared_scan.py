@@ -55,13 +55,15 @@ class ScanInputs:
         What that computes, before and after the change, has to fit into memory.
         """
         count = len(keras.tree.flatten(self.fitted)[0])
-        return int(min(count, max(_LEAST, self.memory // (2 * sum(subject.written)))))
+        return int(min(count, max(_LEAST, self.memory // (2 * sum(subject.activation_bytes)))))
 
     def measure(self, subject: SearchedModel) -> RepairedScan:
         """Returns the walk through the model."""
         size = min(_FITTED, self.examples(subject))
         batches = batched(self.fitted, size), batched(self.measured, _MEASURED)
-        return RepairedScan(self.model, *batches, list(subject.products.values()), self.memory, subject.written)
+        return RepairedScan(
+            self.model, *batches, list(subject.products.values()), self.memory, subject.activation_bytes
+        )
 
 
 def scan_part(inputs: ScanInputs, names: Sequence[str]) -> tuple[Table, list[str]]:

@@ -28,7 +28,8 @@ from prunekit.sparsity.array_ops import array_of
 from prunekit.techniques.factorize.forms import Structure
 
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
-# Fewer channels than this share, and more zeros than that, are measured where the error before is at most so large.
+# Fewer than `_FEW` of the channels and more than `_MOSTLY_ZERO` zeros are measured if the level before has an error of
+# `_SLIGHT` at most.
 _FEW, _MOSTLY_ZERO, _SLIGHT = 0.25, 0.95, 0.02
 # LiteRT stores 5 to 8 bits in a byte, and fewer in half a byte; zeros do not pay there.
 STORED_BITS = (8, 4)

@@ -122,7 +122,7 @@ def test_with_less_memory_layers_are_fitted_to_fewer_batches():
     halved[..., ::3] = 0
 
     def error(batches, memory):
-        work = RepairedScan(model, batches, batched(MEASURED, 48), products, memory, subject.written)
+        work = RepairedScan(model, batches, batched(MEASURED, 48), products, memory, subject.activation_bytes)
         return work.error([(kernel, halved)])
 
     batches = batched(FITTED, 32)
@@ -331,7 +331,7 @@ def test_changes_after_which_outputs_are_not_finite_are_no_rows():
 
     def measure():
         products = list(subject.products.values())
-        return Overflowing(model, batched(FITTED, 32), batched(MEASURED, 48), products, 1e9, subject.written)
+        return Overflowing(model, batched(FITTED, 32), batched(MEASURED, 48), products, 1e9, subject.activation_bytes)
 
     table, _ = scan(subject, measure, levels, Table(), lambda _: None)
     assert {row.bits for row in table.weights} == {8}
@@ -378,7 +378,7 @@ def test_a_model_without_removable_channels_has_weights_to_choose():
 def test_the_table_tells_to_how_many_examples_memory_lets_layers_be_fitted(share):
     model = network()
     subject = SearchedModel(model, FITTED, FLOATS)
-    memory = share * 2 * sum(subject.written) * len(FITTED)
+    memory = share * 2 * sum(subject.activation_bytes) * len(FITTED)
     inputs = ScanInputs(model, FITTED, MEASURED, Levels(()), memory, FLOATS)
     assert inputs.examples(subject) == min(24 * 4 * share, 96)
 
@@ -401,7 +401,7 @@ def test_weights_inside_an_attention_are_measured_as_gptq_rounds_them():
         assert 0 < errors[8] < 0.01 * errors[3]
     # What the quantization of this weight alone computes.
     product = subject.products[names[0]]
-    work = RepairedScan(model, batched(signals, 32), batched(signals, 48), [], 1e9, subject.written)
+    work = RepairedScan(model, batched(signals, 32), batched(signals, 48), [], 1e9, subject.activation_bytes)
     grid = functools.partial(subject.grid_of, product.target)
     (one,) = candidates(levels_of(work, product), [Level(0.0, 3)], grid)
     copy = keras.models.clone_model(model)

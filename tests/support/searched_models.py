@@ -26,4 +26,4 @@ def network():
 
 def walk(model, subject, fitted=FITTED, measured=MEASURED):
     products = list(subject.products.values())
-    return RepairedScan(model, batched(fitted, 32), batched(measured, 48), products, 1e9, subject.written)
+    return RepairedScan(model, batched(fitted, 32), batched(measured, 48), products, 1e9, subject.activation_bytes)
