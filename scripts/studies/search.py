@@ -70,8 +70,8 @@ FAST = """
 ## Latency
 
 `profile="fast"`: milliseconds of a call of the LiteRT file, one thread, and of the model's file in float32 on the same
-machine. Other machines share its processors: a first run of "MNIST, channels, trained", in a slow phase, gave 0.52 of the
-time in float32, where the row has 0.43.
+machine. Other machines share its processors: a first run of "MNIST, channels, trained", in a slow phase, gave 0.52 of
+the time in float32, where the row has 0.43.
 
 | network (dense, test) | techniques | ms | in float32 | / best alone | bytes | drop | test | files | seconds |
 |---|---|---:|---:|---:|---:|---:|---:|---:|---:|
