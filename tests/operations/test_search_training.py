@@ -11,6 +11,7 @@ from digit_network import digit_network
 
 import prunekit as pk
 from prunekit.anatomy.layers.targets import find_targets
+from prunekit.core.runtime.model_copies import copied_model
 from prunekit.operations import search_training
 from prunekit.operations.quantization_callback import QuantizationCallback
 from prunekit.operations.search_training import MixtureTraining
@@ -51,6 +52,21 @@ def test_trained_mixtures_are_smaller_and_hold_the_drop(digits, monkeypatch):
     assert any(max(zeros.values()) >= 0.5 for zeros in kept)
     for was, weight in zip(before, model.weights, strict=True):
         np.testing.assert_array_equal(was, weight.numpy())
+
+
+@pytest.mark.thorough
+def test_a_training_that_held_other_zeros_is_made_again(digits, tmp_path):
+    model, (images, labels) = digits
+    training = {"epochs": 1, "data": (images[:64], labels[:64])}
+    train = MixtureTraining(model, training, tmp_path).of(SearchData((images, labels), 0))
+    for zeros in ([], ["hidden/kernel"]):
+        copy = copied_model(model)
+        kernel = copy.get_layer("hidden").kernel
+        before = np.where(np.arange(kernel.shape[0])[:, None] % 2, array_of(kernel), 0)
+        kernel.assign(before)
+        train(copy, 8, zeros, "a mixture")
+        held = array_of(copy.get_layer("hidden").kernel)[before == 0]
+    assert not held.any() and len(list(tmp_path.glob("trained-*.snapshot"))) == 2
 
 
 @pytest.mark.thorough

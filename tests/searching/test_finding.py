@@ -229,6 +229,19 @@ def test_after_the_time_the_file_of_least_error_within_the_other_bounds_is_made(
 
 
 @pytest.mark.thorough
+def test_after_the_time_no_training_is_begun_where_every_mixture_holds_the_drop():
+    search, limit, begun = finder((2, 2), Question(drop=100.0)), SimpleNamespace(left=math.inf), []
+
+    def last(mixture):
+        limit.left = 0.0
+        return made(mixture, (10, 10))
+
+    search.files.make, search.files.limit = last, limit
+    search.files.train = lambda before: begun.append(before) or before
+    assert search.found().mixture.error == 1.0 and not begun
+
+
+@pytest.mark.thorough
 def test_a_trained_file_without_its_model_is_trained_again_and_one_that_fails_is_forgotten():
     files = finder((2, 2)).files
     trained = files.file_of(Costs().least("bytes", {"error": 0.01}), trains=True)
